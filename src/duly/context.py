@@ -1,0 +1,177 @@
+"""
+What a handler may ask about the job it is running.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from duly.errors import UsageError
+from duly.job import moment
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator
+    from datetime import datetime
+
+    from duly.job import Lease
+
+    #: Stores progress.  On the event loop it returns what to await; in a thread it has handed the value over.
+    Report: TypeAlias = Callable[[object], Awaitable[None] | None]
+
+
+class _Done:
+    """
+    An awaitable that has nothing left to do.
+    """
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[None, None, None]:
+        return
+        yield
+
+
+_DONE = _Done()
+_making_event = threading.Lock()
+
+
+class CurrentJob:
+    """
+    The job that is running here.
+
+    Made for every run, so it only keeps references; the rest is worked out when asked for.
+    """
+
+    __slots__ = ("_cancelled", "_deadline", "_event", "_lease", "_report", "context")
+
+    def __init__(
+        self,
+        lease: Lease,
+        context: dict[str, Any],
+        deadline: float,
+        report: Report,
+    ) -> None:
+        self._lease = lease
+        self.context = context  #: what the sender let travel with the job
+        self._deadline = deadline
+        self._report = report
+        self._cancelled = False
+        self._event: threading.Event | None = None
+
+    def __repr__(self) -> str:
+        return f"<CurrentJob {self._lease.key} attempt={self.attempt}>"
+
+    @property
+    def id(self) -> str:
+        """
+        Its id, unique within the topic.
+        """
+        return self._lease.key.id
+
+    @property
+    def topic(self) -> str:
+        """
+        Its topic.
+        """
+        return self._lease.key.topic
+
+    @property
+    def attempt(self) -> int:
+        """
+        Which attempt this is, counted from 1.
+        """
+        return self._lease.attempt
+
+    @property
+    def crashes(self) -> int:
+        """
+        How many earlier runs ended without an answer.
+        """
+        return self._lease.crashes
+
+    @property
+    def revision(self) -> int:
+        """
+        Which revision of the job this is.
+        """
+        return self._lease.revision
+
+    @property
+    def token(self) -> str:
+        """
+        The fence: text that grows with every claim, to guard writes of the handler's own.
+        """
+        return self._lease.fence
+
+    @property
+    def due_at(self) -> datetime | None:
+        """
+        When this run was due.
+        """
+        return moment(self._lease.due_ms)
+
+    @property
+    def cancelled(self) -> bool:
+        """
+        Whether to stop: cancelled, replaced, over its time to run, or the lease was lost.
+        """
+        return self._cancelled
+
+    @property
+    def cancelled_event(self) -> threading.Event:
+        """
+        The same as an event, for threads that would rather wait than ask again and again.
+        """
+        with _making_event:
+            if self._event is None:
+                self._event = threading.Event()
+        if self._cancelled:
+            self._event.set()
+        return self._event
+
+    def cancel(self) -> None:
+        """
+        Tell the handler to stop.  For the worker, from any thread.
+        """
+        self._cancelled = True  # first, so that an event made meanwhile is set by its maker
+        event = self._event
+        if event is not None:
+            event.set()
+
+    def remaining(self) -> float:
+        """
+        Return how many seconds of the time to run are left, at least 0.
+        """
+        return max(0.0, self._deadline - time.monotonic())
+
+    def progress(self, value: object) -> Awaitable[None]:
+        """
+        Store how far the job has come, for whoever looks at it.
+
+        On the event loop, await it.  In a thread or a process a plain call is enough: it returns once the
+        value was handed over.
+
+        Raises:
+            LeaseLost: The job is no longer this worker's.
+            UsageError: The value has no form in JSON, or is too large.
+        """
+        return self._report(value) or _DONE
+
+
+CURRENT: ContextVar[CurrentJob] = ContextVar("duly.current_job")  #: set by the worker around each run
+
+
+def current_job() -> CurrentJob:
+    """
+    Return the job that is running here.
+
+    Raises:
+        UsageError: None is: the call is not inside a handler.
+    """
+    try:
+        return CURRENT.get()
+    except LookupError:
+        raise UsageError("current_job() is only known inside a handler that a worker runs") from None

@@ -1,0 +1,122 @@
+"""
+The event stream of each shard, read from any place on, with every gap made evident.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from duly.errors import DulyError
+from duly.events import Offset, unpack
+
+if TYPE_CHECKING:
+    from duly.events import Event
+    from duly.store import Store
+
+
+class EventsLost(DulyError):
+    """
+    Events between an offset and what is there now are gone, or the server was rolled back.
+    """
+
+    def __init__(self, shard: int, after: Offset | None, first: int | None, why: str) -> None:
+        since = after.counter + 1 if after else 1
+        until = first - 1 if first is not None else None
+        super().__init__(f"events {since} to {'?' if until is None else until} of shard {shard} are lost: {why}")
+        self.shard, self.after, self.first, self.why = shard, after, first, why
+
+
+class Feed:
+    """
+    Reads events, and remembers for registered consumers how far they came.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def read(self, shard: int, after: Offset | None, limit: int = 100) -> tuple[Offset | None, list[Event]]:
+        """
+        Return events of up to *limit* script calls after an offset, and the offset behind them.
+
+        The entry at the offset is read again: if it is another one, or absent,
+        the server lost a part of its past.
+
+        Raises:
+            EventsLost: There is a gap; its range is in the error.
+        """
+        start = f"{after.counter}-0" if after else "-"
+        entries = await self._store.link.call(
+            "XRANGE", self._key(shard, "events"), start, "+", "COUNT", limit + 1 if after else limit
+        )
+        read = [unpack(shard, entry, fields) for entry, fields in entries]
+        if after is None:
+            if read and read[0][0].counter != 1:
+                raise EventsLost(shard, None, read[0][0].counter, "trimmed before they were read")
+        elif not read or read[0][0] != after:
+            first = read[0][0] if read else None
+            if first is None or first.counter == after.counter or first.epoch != after.epoch:
+                raise EventsLost(shard, after, None, "the server was rolled back to an earlier state")
+            raise EventsLost(shard, after, first.counter, "trimmed before they were read")
+        else:
+            read = read[1:]
+        events = [event for _, rows in read for event in rows]
+        return (read[-1][0] if read else after), events
+
+    async def last(self, shard: int) -> Offset | None:
+        """
+        The offset of the newest event.
+        """
+        entries = await self._store.link.call("XREVRANGE", self._key(shard, "events"), "+", "-", "COUNT", 1)
+        return unpack(shard, *entries[0])[0] if entries else None
+
+    async def first(self, shard: int) -> Offset | None:
+        """
+        The offset of the oldest event that is still there.
+        """
+        entries = await self._store.link.call("XRANGE", self._key(shard, "events"), "-", "+", "COUNT", 1)
+        return unpack(shard, *entries[0])[0] if entries else None
+
+    async def commit(self, consumer: str, shard: int, offset: Offset | None) -> None:
+        """
+        Register *consumer* as having done with everything up to *offset*; trimming waits for it below the bound.
+        """
+        await self._store.link.call(
+            "HSET", self._key(shard, "consumers"), consumer, str(offset or Offset("-", 0, "-"))
+        )
+
+    async def committed(self, consumer: str, shard: int) -> Offset | None:
+        """
+        How far *consumer* came, None if it is not registered or has committed nothing.
+        """
+        text = await self._store.link.call("HGET", self._key(shard, "consumers"), consumer)
+        offset = Offset.of(text.decode()) if text else None
+        return offset if offset and offset.counter else None
+
+    async def forget(self, consumer: str) -> None:
+        """
+        Let trimming no longer wait for *consumer*.
+        """
+        for shard in range(self._store.shards):
+            await self._store.link.call("HDEL", self._key(shard, "consumers"), consumer)
+
+    async def trim(self, shard: int, limit: int = 100) -> int:
+        """
+        Remove what every registered consumer has committed.
+        """
+        keys = [self._key(shard, name) for name in ("meta", "events", "consumers")]
+        removed: int = await self._store.link.run("trim", keys, [limit])
+        return removed
+
+    async def fill(self, shard: int) -> float:
+        """
+        How full the stream is against its bound, 0 to 1: consumers should hurry from 0.5 on.
+        """
+        names = ("event_rows", "trimmed_rows", "max_event_rows", "event_bytes", "trimmed_bytes", "max_event_bytes")
+        found = await self._store.link.call("HMGET", self._key(shard, "meta"), *names)
+        rows, gone_rows, max_rows, size, gone_size, max_size = (int(value or 0) for value in found)
+        if not max_rows:
+            return 0.0
+        return max((rows - gone_rows) / max_rows, (size - gone_size) / max_size)
+
+    def _key(self, shard: int, name: str) -> str:
+        return self._store.keys[shard].fixed[name]

@@ -1,0 +1,118 @@
+"""
+Group commit: what piles up while one call is under way leaves together in the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Hashable, Sequence
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+MAX_JOBS = 500
+MAX_BYTES = 1024 * 1024
+
+
+class Group(Generic[Item, Answer]):
+    """
+    Callers of one verb on one shard, sharing script calls.
+
+    A batch never holds two items of the same key: scripts want their members distinct.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[list[Item]], Awaitable[Sequence[Answer]]],
+        *,
+        key: Callable[[Item], Hashable],
+        size: Callable[[Item], int],
+        max_jobs: int = MAX_JOBS,
+    ) -> None:
+        self._send = send
+        self._key = key
+        self._size = size
+        self._max_jobs = max_jobs
+        self._waiting: list[tuple[Item, asyncio.Future[Answer]]] = []
+        self._sender: asyncio.Task[None] | None = None
+
+    def add(self, item: Item) -> asyncio.Future[Answer]:
+        """
+        Join the next batch.  A caller that cancels the future before the batch left is not sent.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer] = loop.create_future()
+        self._waiting.append((item, future))
+        if self._sender is None:
+            self._sender = loop.create_task(self._send_all())
+        return future
+
+    async def _send_all(self) -> None:
+        try:
+            while self._waiting:
+                batch = self._next_batch()
+                if not batch:
+                    continue
+                try:
+                    answers = await self._send([item for item, _ in batch])
+                except Exception as error:  # noqa: BLE001  # every caller is told, whatever it was
+                    for _, future in batch:
+                        if not future.done():
+                            future.set_exception(error)
+                    continue
+                for (_, future), answer in zip(batch, answers, strict=True):
+                    if not future.done():
+                        future.set_result(answer)
+        finally:
+            self._sender = None
+            # Only a cancelled loop leaves callers behind; they must not wait for ever.
+            for _, future in self._waiting:
+                future.cancel()
+            self._waiting.clear()
+
+    def _next_batch(self) -> list[tuple[Item, asyncio.Future[Answer]]]:
+        batch: list[tuple[Item, asyncio.Future[Answer]]] = []
+        keys: set[Hashable] = set()
+        size = taken = 0
+        for item, future in self._waiting:
+            if not future.done():
+                key = self._key(item)
+                size += self._size(item)
+                if key in keys or (batch and (size > MAX_BYTES or len(batch) >= self._max_jobs)):
+                    break
+                keys.add(key)
+                batch.append((item, future))
+            taken += 1
+        del self._waiting[:taken]
+        return batch
+
+    async def drain(self) -> None:
+        """
+        Return when everything that has joined so far was answered.
+        """
+        if self._sender is not None:
+            await asyncio.wait([self._sender])
+
+
+def chunks(items: Sequence[Item], *, key: Callable[[Item], Hashable], size: Callable[[Item], int]) -> list[list[Item]]:
+    """
+    Cut many items into batches that one script call may take, in their order.
+    """
+    batches: list[list[Item]] = []
+    batch: list[Item] = []
+    keys: set[Hashable] = set()
+    total = 0
+    for item in items:
+        name = key(item)
+        total += size(item)
+        if batch and (name in keys or total > MAX_BYTES or len(batch) >= MAX_JOBS):
+            batches.append(batch)
+            batch, keys, total = [], set(), size(item)
+        keys.add(name)
+        batch.append(item)
+    if batch:
+        batches.append(batch)
+    return batches

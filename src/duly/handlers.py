@@ -1,0 +1,249 @@
+"""
+Typed decorators: functions that can also be run later.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    cast,
+    get_args,
+    overload,
+)
+
+from duly.backoff import DEFAULT, Backoff, Seconds, check_backoff
+from duly.binding import Binding, Call
+from duly.codec import Unreadable, encode
+from duly.errors import UsageError
+from duly.job import check_topic
+from duly.newjob import Limits, NewJob, Options, at_least_one, new_job, positive_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+__all__ = [
+    "AsyncHandler",
+    "Decorator",
+    "Handler",
+    "Handlers",
+    "Limits",
+    "NewJob",
+    "Options",
+    "RunIn",
+    "SyncHandler",
+    "Unreadable",
+    "new_job",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+RunIn: TypeAlias = Literal["auto", "loop", "thread", "process"]
+
+
+class Handler(Generic[P, R]):
+    """
+    A function that can also be run later: an `AsyncHandler` or a `SyncHandler`.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[P, Any],
+        topic: str,
+        *,
+        max_attempts: int = 5,
+        backoff: Backoff = DEFAULT,
+        ttr: Seconds = 300,
+        concurrency: int | None = None,
+        run_in: RunIn = "auto",
+        max_crashes: int = 3,
+        limits: Limits | None = None,
+    ) -> None:
+        self.fn = fn
+        self.topic = check_topic(topic)  #: stored with every job, so it outlives a rename of the function
+        self.max_attempts = at_least_one(max_attempts, "max_attempts")
+        self.backoff = backoff
+        self.ttr_ms = positive_ms(ttr, "ttr")  #: how long one run may take
+        self.concurrency = None if concurrency is None else at_least_one(concurrency, "concurrency")
+        self.run_in = _place_of(fn, topic, run_in)
+        self.max_crashes = at_least_one(max_crashes, "max_crashes")
+        self.limits = limits or Limits()
+        self.binding = Binding(fn, topic)
+        check_backoff(backoff)
+        functools.update_wrapper(cast("Any", self), fn, updated=())  # name, docstring, signature
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.topic}: {getattr(self.fn, '__qualname__', self.fn)}>"
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob[R]:
+        """
+        Describe one call of this handler.  Sends nothing.
+
+        Raises:
+            UsageError: The function cannot be called like this, or an argument has no form in JSON.
+        """
+        binding = self.binding
+        payload = encode(binding.arguments(args, kwargs), limit=self.limits.payload)
+        binding.check(payload)
+        return NewJob(self.topic, payload)
+
+    def bind(self, payload: bytes) -> Call:
+        """
+        Read a payload as positional and keyword arguments, converted to their annotated types.
+
+        Raises:
+            Unreadable: It is no JSON, or not what the function takes.
+        """
+        return self.binding.bind(payload)
+
+
+class AsyncHandler(Handler[P, R]):
+    """
+    An async function that can also be run later.
+    """
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        """
+        Call the function here and now.
+        """
+        coroutine: Coroutine[Any, Any, R] = self.fn(*args, **kwargs)
+        return coroutine
+
+
+class SyncHandler(Handler[P, R]):
+    """
+    A plain function that can also be run later.
+    """
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """
+        Call the function here and now.
+        """
+        result: R = self.fn(*args, **kwargs)
+        return result
+
+
+class Decorator(Protocol):
+    """
+    What makes a handler of a function, and keeps its types.
+    """
+
+    # A coroutine function also is a function; the first that fits is taken.
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, fn: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> AsyncHandler[P, R]: ...
+
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> SyncHandler[P, R]: ...
+
+
+class Handlers:
+    """
+    The handlers of one app, by topic.
+    """
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self._by_topic: dict[str, Handler[..., Any]] = {}
+
+    def handler(
+        self,
+        topic: str,
+        *,
+        max_attempts: int = 5,
+        backoff: Backoff = DEFAULT,
+        ttr: Seconds = 300,
+        concurrency: int | None = None,
+        run_in: RunIn = "auto",
+        max_crashes: int = 3,
+    ) -> Decorator:
+        """
+        Make handlers of functions and add them.
+
+        Raises:
+            UsageError: An option is wrong, the function cannot be a handler, or the topic has one already.
+        """
+
+        def decorate(fn: Callable[..., Any], /) -> Any:
+            kind = AsyncHandler if _is_async(fn) else SyncHandler
+            handler: Handler[..., Any] = kind(
+                fn,
+                topic,
+                max_attempts=max_attempts,
+                backoff=backoff,
+                ttr=ttr,
+                concurrency=concurrency,
+                run_in=run_in,
+                max_crashes=max_crashes,
+                limits=self.limits,
+            )
+            self.add(handler)
+            return handler
+
+        return decorate
+
+    def add(self, handler: Handler[..., Any]) -> None:
+        """
+        Add a handler.
+
+        Raises:
+            UsageError: Its topic has one already.
+        """
+        other = self._by_topic.setdefault(handler.topic, handler)
+        if other is not handler:
+            raise UsageError(f"topic {handler.topic} has a handler already: {other!r}; remove it first")
+
+    def remove(self, topic: str) -> None:
+        """
+        Remove the handler of *topic*.
+
+        Raises:
+            UsageError: There is none.
+        """
+        if self._by_topic.pop(topic, None) is None:
+            raise UsageError(f"topic {topic} has no handler; known are {', '.join(self._by_topic) or 'none'}")
+
+    def get(self, topic: str) -> Handler[..., Any] | None:
+        """
+        Return the handler of *topic*, if there is one.
+        """
+        return self._by_topic.get(topic)
+
+    def topics(self) -> list[str]:
+        """
+        Name the topics that have a handler, in the order in which they were added.
+        """
+        return list(self._by_topic)
+
+
+def _is_async(fn: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(cast("Any", fn).__call__)
+
+
+def _place_of(fn: Callable[..., Any], topic: str, run_in: RunIn) -> RunIn:
+    """
+    Decide where a function runs.
+    """
+    if run_in not in get_args(RunIn):
+        raise UsageError(f"run_in={run_in!r} must be one of {', '.join(get_args(RunIn))}")
+    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise UsageError(f"handler of {topic}: a generator has no single answer; use a function that returns")
+    if _is_async(fn):
+        if run_in in ("thread", "process"):
+            raise UsageError(f"handler of {topic}: an async def runs on the event loop, not in a {run_in}")
+        return "loop"
+    if run_in == "loop":
+        raise UsageError(
+            f"handler of {topic}: a plain def would block the event loop; use async def or a thread"
+        )
+    return "thread" if run_in == "auto" else run_in

@@ -1,0 +1,124 @@
+"""
+Names and numbers that never repeat: job ids, request ids, nonces.
+
+Random bytes are drawn from the system in blocks, because one system call for
+each would cost more than the rest of an enqueue.  A forked child throws away
+what it inherited, so it never repeats its parent.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+
+ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  #: Crockford's base 32: no I, L, O, U
+PAIRS = tuple(high + low for high in ALPHABET for low in ALPHABET)  #: two characters for each ten bits
+
+_HALF_BITS = 40
+_HALF = 1 << _HALF_BITS
+_BLOCK = 256  #: pieces drawn at a time
+
+
+class _Pieces:
+    """
+    Random bytes in pieces of one size.
+
+    Taking the last item of a list is atomic, so no lock is needed.
+    """
+
+    __slots__ = ("_format", "_left", "_size")
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._format = f"{size}s" * _BLOCK
+        self._left: list[bytes] = []
+
+    def take(self) -> bytes:
+        """
+        Give out one piece, once.
+        """
+        try:
+            return self._left.pop()
+        except IndexError:
+            drawn = struct.unpack(self._format, os.urandom(self._size * _BLOCK))
+            self._left.extend(drawn[1:])
+            first: bytes = drawn[0]
+            return first
+
+    def forget(self) -> None:
+        """
+        Drop what a parent process may give out as well.
+        """
+        self._left.clear()
+
+
+class _Ulids:
+    """
+    ULIDs that grow within a process: 48 bits of time, then 80 random bits.
+
+    A new millisecond draws all 80 bits; within one (or while the clock runs
+    backwards) the lower half counts up from where it was drawn.
+    """
+
+    __slots__ = ("_count", "_lock", "_ms", "_prefix")
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """
+        Begin anew, unlike the parent process.
+        """
+        self._lock = threading.Lock()  # a new one: the old may have been held when the process forked
+        self._ms = 0
+        self._count = 0
+        self._prefix = ""
+
+    def take(self) -> str:
+        """
+        Give out the next id.
+        """
+        ms = time.time_ns() // 1_000_000
+        with self._lock:
+            if ms > self._ms:
+                self._begin(ms)
+            elif self._count == _HALF - 1:
+                self._begin(self._ms + 1)
+            else:
+                self._count += 1
+            count = self._count
+            prefix = self._prefix
+        return (
+            f"{prefix}{PAIRS[count >> 30]}{PAIRS[count >> 20 & 1023]}"
+            f"{PAIRS[count >> 10 & 1023]}{PAIRS[count & 1023]}"
+        )
+
+    def _begin(self, ms: int) -> None:
+        drawn = int.from_bytes(_tails.take())
+        self._ms = ms
+        self._count = drawn % _HALF
+        head = ms << _HALF_BITS | drawn >> _HALF_BITS
+        # 48 + 40 bits are 18 characters; the first pair of a ULID holds only eight bits.
+        self._prefix = "".join([PAIRS[head >> shift & 1023] for shift in range(80, -10, -10)])
+
+
+_tails = _Pieces(10)
+_requests = _Pieces(6)
+_nonces = _Pieces(8)
+_ulids = _Ulids()
+
+
+def _after_fork() -> None:
+    for source in (_tails, _requests, _nonces, _ulids):
+        source.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+# Bound methods and not functions around them: each is called once for every job.
+new_id = _ulids.take  #: a job id: 26 characters, later ones sort behind earlier ones
+new_request = _requests.take  #: six bytes that tell a replayed call from a new one
+new_nonce = _nonces.take  #: eight bytes that make a token unlike any other of the same number

@@ -1,0 +1,257 @@
+"""
+The nouns of duly: a job to be, a job as it is, a lease on it.  Frozen values, no I/O.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import IntEnum
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from duly.errors import UsageError
+
+if TYPE_CHECKING:
+    from duly.codec import Envelope
+
+TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+ID = re.compile(r"[A-Za-z0-9._~:@=+-]{1,200}")
+
+Priority = Literal["high", "normal", "low"]
+OnConflict = Literal["keep", "replace", "raise"]
+
+
+class JobState(IntEnum):
+    """
+    Where a job stands; the numbers are those of its stored record.
+    """
+
+    scheduled = 0
+    ready = 1
+    running = 2
+    succeeded = 3
+    dead = 4
+    cancelled = 5
+
+    @property
+    def ended(self) -> bool:
+        """
+        Whether nothing more happens to this revision of the job.
+        """
+        return self >= JobState.succeeded
+
+
+class Lane(IntEnum):
+    """
+    The streams of a topic; the numbers are those of the stored record.
+
+    Users choose among the first three.  A job with a crash behind it waits in
+    `suspect`, from which a worker runs one at a time.
+    """
+
+    normal = 0
+    high = 1
+    low = 2
+    suspect = 3
+
+
+class JobKey(NamedTuple):
+    """
+    Which job: ids are unique within a topic, not across.
+    """
+
+    topic: str
+    id: str
+
+    @property
+    def member(self) -> str:
+        """
+        The name of the job inside its shard; a slash occurs in neither part.
+        """
+        return f"{self.topic}/{self.id}"
+
+    def __str__(self) -> str:
+        return self.member
+
+    @classmethod
+    def of(cls, member: bytes | str) -> JobKey:
+        """
+        Take a member apart again.
+        """
+        text = member.decode() if isinstance(member, bytes) else member
+        topic, _, id_ = text.partition("/")
+        return cls(topic, id_)
+
+
+def check_topic(topic: str) -> str:
+    """
+    Return *topic* if it is a valid name.
+
+    Raises:
+        UsageError: It is not.
+    """
+    if not isinstance(topic, str) or not TOPIC.fullmatch(topic):
+        msg = (
+            f"invalid topic {topic!r}: use 1 to 100 of the characters A-Z a-z 0-9 . _ - "
+            "and begin with a letter or a digit"
+        )
+        raise UsageError(msg)
+    return topic
+
+
+def check_id(id_: str) -> str:
+    """
+    Return *id_* if it is a valid job id.
+
+    Raises:
+        UsageError: It is not.
+    """
+    if not isinstance(id_, str) or not ID.fullmatch(id_) or id_ in (".", ".."):
+        msg = (
+            f"invalid job id {id_!r}: use 1 to 200 of the characters A-Z a-z 0-9 . _ ~ : @ = + - "
+            "(and neither '.' nor '..')"
+        )
+        raise UsageError(msg)
+    return id_
+
+
+def shard_of(topic: str, id_: str, shards: int) -> int:
+    """
+    The shard of a job: by its identity, so that the same id always meets itself.
+    """
+    if shards == 1:
+        return 0
+    return zlib.crc32(f"{topic}\0{id_}".encode()) % shards
+
+
+def moment(ms: int | None) -> datetime | None:
+    """
+    An aware UTC time from integer milliseconds; 0 and None mean never.
+    """
+    return datetime.fromtimestamp(ms / 1000, UTC) if ms else None
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """
+    A job as the store takes it: every option resolved, every byte encoded.
+    """
+
+    key: JobKey
+    payload: bytes
+    delay_ms: int | None = None  #: counted by the server's clock; excludes due_ms
+    due_ms: int | None = None  #: absolute; None with delay_ms None means now
+    lane: Lane = Lane.normal
+    expires_ms: int = 0  #: never start later than this; 0 means no limit
+    ttr_ms: int = 0  #: time to run; 0 means the handler's
+    retain_s: int | None = None  #: how long to keep it once ended; None means the namespace's
+    max_crashes: int = 0  #: 0 means the worker's default
+    envelope: bytes = b""  #: what only clients read: backoff, max_attempts, context
+    on_conflict: OnConflict = "keep"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """
+    The store's answer to one enqueue, reschedule or requeue.
+    """
+
+    key: JobKey
+    word: Literal["created", "kept", "replaced", "rescheduled", "requeued"]
+    revision: int
+    due_ms: int
+    state: JobState
+
+    @property
+    def created(self) -> bool:
+        """
+        Whether this call made the revision that now stands.
+        """
+        return self.word != "kept"
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """
+    The right to run one job, as long as its token is the newest.
+    """
+
+    key: JobKey
+    shard: int
+    lane: Lane  #: whose stream holds the entry
+    revision: int
+    token: int
+    nonce: bytes
+    attempt: int
+    crashes: int
+    due_ms: int
+    claimed_ms: int  #: by the server's clock
+    expires_ms: int  #: when the lease runs out unless extended
+    ttr_ms: int
+    floor_ms: int  #: lateness counts from here: due, or when a pause ended
+    payload: bytes
+    envelope: bytes = b""
+
+    @property
+    def fence(self) -> str:
+        """
+        The token as text: grows with every claim of the job, so handlers can fence their own writes.
+        """
+        return f"{self.token:016d}-{self.nonce.hex()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """
+    A job as it is now.
+    """
+
+    topic: str
+    id: str
+    state: JobState
+    revision: int
+    priority: Priority
+    attempts: int  #: runs that were counted
+    crashes: int
+    payload: bytes
+    due_ms: int
+    started_ms: int = 0
+    ended_ms: int = 0
+    lateness_ms: int | None = None
+    worker: str = ""
+    lease_ms: int = 0  #: when the lease of a running job runs out
+    outcome: bytes = b""  #: the result of a succeeded job, the error document of others
+    progress: bytes = b""
+    ttr_ms: int = 0
+    expires_ms: int = 0
+    envelope: Envelope | None = field(default=None, repr=False)
+
+    @property
+    def key(self) -> JobKey:
+        """
+        Its identity.
+        """
+        return JobKey(self.topic, self.id)
+
+    @property
+    def due_at(self) -> datetime | None:
+        """
+        When its next (or last) run is due.
+        """
+        return moment(self.due_ms)
+
+    @property
+    def started_at(self) -> datetime | None:
+        """
+        When its last run was claimed.
+        """
+        return moment(self.started_ms)
+
+    @property
+    def finished_at(self) -> datetime | None:
+        """
+        When it ended.
+        """
+        return moment(self.ended_ms)

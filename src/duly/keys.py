@@ -1,0 +1,76 @@
+"""
+Every Redis key, spelt once.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from duly.job import Lane
+
+LAYOUT = "1"  #: version of keys and records; another one is another namespace
+
+
+class ShardKeys:
+    """
+    Keys of one shard.
+
+    The braces are a cluster hash tag: a shard's keys live on one node, which
+    is what lets one script touch several of them.
+    """
+
+    def __init__(self, namespace: str, shard: int) -> None:
+        self.shard = shard
+        self.prefix = f"{{{namespace}:{shard}}}:"
+        self._lanes: dict[str, tuple[str, ...]] = {}
+
+    @cached_property
+    def fixed(self) -> dict[str, str]:
+        """
+        The keys that a shard has once, by the names that script headers use.
+        """
+        return {name: self.prefix + name for name in FIXED}
+
+    def lanes(self, topic: str) -> tuple[str, ...]:
+        """
+        The ready streams of a topic in the order of `Lane`, then its wake list.
+        """
+        keys = self._lanes.get(topic)
+        if keys is None:
+            streams = (f"{self.prefix}ready:{topic}:{lane.name}" for lane in Lane)
+            keys = self._lanes[topic] = (*streams, f"{self.prefix}wake:{topic}")
+        return keys
+
+    def stream(self, topic: str, lane: Lane) -> str:
+        """
+        stream  one entry per ready or running job
+        """
+        return self.lanes(topic)[lane]
+
+    def wake(self, topic: str) -> str:
+        """
+        list  tokens that wake idle workers
+        """
+        return self.lanes(topic)[-1]
+
+
+FIXED = {
+    "meta": "hash     the shard's numbers: layout, epoch, sequence, event totals, timer slots",
+    "topics": "hash     '<topic>:<state>' -> count; '<topic>:paused|resumed|limit'",
+    "jobs": "hash     member -> record",
+    "bodies": "hash     member -> body too long for the record",
+    "outcomes": "hash     member -> result, or last error",
+    "progress": "hash     member -> last reported progress",
+    "due": "zset     member -> due_ms",
+    "leases": "zset     member -> lease end",
+    "done": "zset     succeeded and cancelled member -> keep until",
+    "dead": "zset     dead member -> keep until",
+    "claims": "hash     worker -> number and members of its last claim",
+    "workers": "hash     worker -> what it says of itself",
+    "beats": "zset     worker -> when it was heard last",
+    "events": "stream   what happened, one packed entry per script call",
+    "consumers": "hash     event consumer -> '<counter> <epoch> <nonce>' it committed",
+    "timer": "stream   the earliest due time changed",
+    "stop": "channel  '<member> <token>' of a run that must stop",
+    "ended_channel": "channel  member of an awaited job that ended",
+}

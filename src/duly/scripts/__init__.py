@@ -1,0 +1,90 @@
+"""
+The scripts: one file per verb, whose header is its signature.
+
+The loader reads the header and writes the names of keys and arguments in
+front of the body, so that the signature is the code and cannot rot.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+NAMES = (
+    "ack audit beat bury cancel claim create enqueue extend get pause progress promote prune recount "
+    "recover release requeue reschedule resume retry sweep trim watch"
+).split()
+
+_FIELD = re.compile(r"^-- (?P<field>[A-Za-z]+)\s{2,}(?P<rest>.+)$|^--\s{10}(?P<more>\S.*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """
+    A script as its header declares it.
+    """
+
+    name: str
+    keys: tuple[str, ...]  #: the last may end in ``...``: any number of them
+    args: tuple[str, ...]  #: likewise
+    source: str
+    sha: str
+
+
+@cache
+def load(name: str) -> Script:
+    """
+    Read one script and put the library it uses in front of its body.
+    """
+    here = files("duly.scripts")
+    text = (here / f"{name}.lua").read_text("utf-8")
+    header = _header(text)
+    keys = tuple(line.split()[0] for line in header["KEYS"])
+    args = tuple(_words(header.get("ARGV", [])))
+    uses = " ".join(header.get("uses", [])).split()
+    library = [(here / "lib" / f"{part}.lua").read_text("utf-8") for part in uses]
+    shebang, body = text.split("\n", 1)
+    source = "\n".join([shebang, _locals("KEYS", keys), _locals("ARGV", args), *map(_bare, library), _bare(body)])
+    # The digest only names the script to the server; it protects nothing.
+    sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+    return Script(name, keys, args, source, sha)
+
+
+def _header(text: str) -> dict[str, list[str]]:
+    fields: dict[str, list[str]] = {}
+    field = ""
+    for line in text.split("\n")[2:]:
+        if not line.startswith("--"):
+            break
+        if match := _FIELD.match(line):
+            if match["field"]:
+                field = match["field"]
+                fields[field] = [match["rest"]]
+            else:
+                fields[field].append(match["more"])
+    return fields
+
+
+def _words(lines: list[str]) -> list[str]:
+    # Deeper indented lines go on with a description; they do not name an argument.
+    return [line.split()[0] for line in lines if not line.startswith(" ")]
+
+
+def _locals(table: str, names: tuple[str, ...]) -> str:
+    lines = []
+    for position, name in enumerate(names, 1):
+        if name.endswith("..."):
+            lines.append(f"local {name[:-3]}_at = {position}")
+        else:
+            lines.append(f"local {name} = {table}[{position}]")
+    return " ".join(lines)
+
+
+def _bare(text: str) -> str:
+    """
+    Leave out comments: they are for readers of the files, not for the server.
+    """
+    return "\n".join(line for line in text.split("\n") if line.strip() and not line.lstrip().startswith("--"))

@@ -1,0 +1,105 @@
+#!lua flags=allow-oom
+-- audit: compare some records with the indexes and streams, and mend what disagrees.
+--
+-- moves    nothing of its own; puts jobs back to where their record says they are
+-- uses     clock records events lanes ending
+-- KEYS     meta      hash    the shard's numbers
+--          topics    hash    counters of topics
+--          jobs      hash    member -> record
+--          bodies    hash    member -> body too long for the record
+--          outcomes  hash    member -> result or error
+--          progress  hash    member -> last reported progress
+--          due       zset    member -> due_ms
+--          leases    zset    member -> lease end
+--          done      zset    succeeded and cancelled -> keep until
+--          dead      zset    dead -> keep until
+--          events    stream  what happened
+--          timer     stream  the earliest due time changed
+--          lanes...  stream  five keys for each topic, see lib/lanes.lua
+-- ARGV     now_ms    '' means the server's clock
+--          nonce     of the event entry
+--          keep_ms   how long an ended job without an index entry is kept
+--          member_count  how many members follow
+--          member... of the records to look at; then the topics whose streams are in KEYS
+-- returns  {mended, topics met but not named,
+--          {'<state> <weight once ended>' of each member}}
+-- cost     O(members * log n)
+
+local now = clock(now_ms)
+local total = tonumber(member_count)
+for at = member_at + total, #ARGV do name_topic(ARGV[at], at - member_at - total + 1) end
+local members, states, unnamed, mended = {}, {}, {}, 0
+for at = member_at, member_at + total - 1 do members[#members + 1] = ARGV[at] end
+
+local function mend(job, what)
+  mended = mended + 1
+  event('mended', job, job.attempts, job.due, '', '', '', what)
+end
+
+local function unindex(job, except)
+  for name, index in pairs({due = due, leases = leases, done = done, dead = dead}) do
+    if name ~= except and redis.call('ZREM', index, job.member) == 1 then mend(job, 'not in ' .. name) end
+  end
+end
+
+local function entry_stands(topic, job)
+  local key = stream(topic, lane_of(job))
+  return #redis.call('XRANGE', key, job.entry .. '-0', job.entry .. '-0') == 1
+end
+
+local function pending_in(topic, job)
+  local found = redis.pcall('XPENDING', stream(topic, lane_of(job)), GROUP, job.entry .. '-0', job.entry .. '-0', 1)
+  return not found.err and #found == 1
+end
+
+for at, job in ipairs(fetch(members)) do
+  local member = members[at]
+  local topic = topic_of(member)
+  states[at] = '-1 0'
+  if job then
+    local weight = 0
+    if job.state > RUNNING then weight = weigh(job, write(job), redis.call('HGET', outcomes, member) or '') end
+    states[at] = job.state .. ' ' .. weight
+  end
+  if not first_key[topic] then
+    unnamed[topic] = true
+  elseif not job then
+    unindex({member = member, revision = 0})
+  elseif job.state == SCHEDULED then
+    unindex(job, 'due')
+    if not redis.call('ZSCORE', due, member) then
+      mend(job, 'scheduled')
+      redis.call('ZADD', due, job.due or now, member)
+      redis.call('XADD', timer, 'MAXLEN', 1, '*', 'due_ms', now)
+    end
+  elseif job.state == READY then
+    unindex(job)
+    -- Delivered without a lease, or gone from its stream: line it up again under a new number.
+    if not entry_stands(topic, job) or pending_in(topic, job) then
+      mend(job, 'ready')
+      drop_entry(topic, lane_of(job), job.entry)
+      line_up(job, topic, take_numbers(1))
+      put(job)
+    end
+  elseif job.state == RUNNING then
+    unindex(job, 'leases')
+    if not redis.call('ZSCORE', leases, member) then
+      mend(job, 'running')
+      redis.call('ZADD', leases, now, member)
+    end
+  else
+    local name = job.state == DEAD and 'dead' or 'done'
+    unindex(job, name)
+    if not redis.call('ZSCORE', index_of(job.state), member) then
+      mend(job, 'ended')
+      redis.call('ZADD', index_of(job.state), now + tonumber(keep_ms), member)
+    end
+  end
+end
+emit(now, nonce)
+write_records()
+write_entries()
+wake_topics()
+local names = {}
+for name in pairs(unnamed) do names[#names + 1] = name end
+return {mended, names, states}

@@ -1,0 +1,30 @@
+#!lua flags=allow-oom
+-- beat: say that a worker lives (or has gone), and forget those that fell silent long ago.
+--
+-- moves    nothing
+-- uses     clock
+-- KEYS     meta      hash    the shard's numbers
+--          workers   hash    worker -> what it says of itself
+--          beats     zset    worker -> when it was heard last
+--          claims    hash    worker -> its last claim
+-- ARGV     now_ms    '' means the server's clock
+--          worker    its name
+--          about     JSON; '' when it says good-bye
+--          forget_ms how long a silent worker is remembered
+-- returns  now_ms
+-- cost     O(log n)
+
+local now = clock(now_ms)
+local gone = redis.call('ZRANGE', beats, '-inf', now - tonumber(forget_ms), 'BYSCORE', 'LIMIT', 0, 100)
+if about == '' then
+  gone[#gone + 1] = worker
+else
+  redis.call('HSET', workers, worker, about)
+  redis.call('ZADD', beats, now, worker)
+end
+if #gone > 0 then
+  redis.call('ZREM', beats, unpack(gone))
+  redis.call('HDEL', workers, unpack(gone))
+  redis.call('HDEL', claims, unpack(gone))
+end
+return now

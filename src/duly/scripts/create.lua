@@ -1,0 +1,24 @@
+#!lua
+-- create: make the shard of a namespace, or say what it is made of.
+--
+-- moves    nothing
+-- KEYS     meta      hash    the shard's numbers
+-- ARGV     layout    version of the keys and records
+--          shards    of the namespace
+--          clock_kind  server or test
+--          epoch     new, used if the shard is made now
+--          max_event_rows   bound of the event stream
+--          max_event_bytes  bound of the event stream
+-- returns  {layout, shards, clock, epoch}
+-- cost     O(1)
+
+if redis.call('EXISTS', meta) == 0 then
+  redis.call('HSET', meta, 'layout', layout, 'shards', shards, 'clock', clock_kind, 'epoch', epoch,
+    'max_event_rows', max_event_rows, 'max_event_bytes', max_event_bytes)
+end
+local was = redis.call('HMGET', meta, 'layout', 'shards', 'clock', 'epoch')
+-- The bounds follow the settings of whoever came last, so that they can be changed.
+if was[1] == layout and was[2] == shards then
+  redis.call('HSET', meta, 'max_event_rows', max_event_rows, 'max_event_bytes', max_event_bytes)
+end
+return was

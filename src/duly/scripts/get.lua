@@ -1,0 +1,32 @@
+#!lua flags=no-writes
+-- get: everything the shard knows of some jobs, at one moment.
+--
+-- moves    nothing
+-- KEYS     jobs      hash    member -> record
+--          bodies    hash    member -> body too long for the record
+--          outcomes  hash    member -> result or error
+--          progress  hash    member -> last reported progress
+--          due       zset    member -> due_ms
+--          leases    zset    member -> lease end
+-- ARGV     member... of the jobs
+-- returns  for each job {record, body kept apart, outcome, progress, due_ms, lease_ms}, or {} if there is none
+-- cost     O(jobs * log n)
+
+local found = {}
+for at = member_at, #ARGV do
+  local member = ARGV[at]
+  local record = redis.call('HGET', jobs, member)
+  local about = {}
+  if record then
+    about = {
+      record,
+      redis.call('HGET', bodies, member) or '',
+      redis.call('HGET', outcomes, member) or '',
+      redis.call('HGET', progress, member) or '',
+      redis.call('ZSCORE', due, member) or '',
+      redis.call('ZSCORE', leases, member) or '',
+    }
+  end
+  found[at - member_at + 1] = about
+end
+return found

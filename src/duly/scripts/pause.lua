@@ -1,0 +1,20 @@
+#!lua flags=allow-oom
+-- pause: let no more jobs of a topic be claimed; promotion goes on and running jobs finish.
+--
+-- moves    nothing
+-- uses     clock events
+-- KEYS     meta      hash    the shard's numbers
+--          topics    hash    counters and pauses of topics
+--          events    stream  what happened
+-- ARGV     now_ms    '' means the server's clock
+--          nonce     of the event entry
+--          topic     its name
+-- returns  'ok'
+-- cost     O(1)
+
+local now = clock(now_ms)
+if redis.call('HEXISTS', topics, topic .. ':paused') == 1 then return 'ok' end
+event('paused', {member = topic .. '/', revision = 0})
+emit(now, nonce)
+redis.call('HSET', topics, topic .. ':paused', now)
+return 'ok'

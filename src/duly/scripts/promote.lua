@@ -1,0 +1,42 @@
+#!lua flags=allow-oom
+-- promote: move up to `limit` due jobs of the named topics to their ready streams, earliest due first.
+--
+-- moves    scheduled -> ready; scheduled, too late to start -> cancelled
+-- uses     clock records topics events lanes ending promotion timers
+-- KEYS     meta      hash    the shard's numbers
+--          topics    hash    counters of topics
+--          jobs      hash    member -> record
+--          bodies    hash    member -> body too long for the record
+--          outcomes  hash    member -> result or error
+--          progress  hash    member -> last reported progress
+--          due       zset    member -> due_ms
+--          done      zset    succeeded and cancelled -> keep until
+--          dead      zset    dead -> keep until
+--          leases    zset    member -> lease end
+--          events    stream  what happened
+--          ended_channel  channel  tells waiters that an awaited job ended
+--          lanes...  stream  five keys for each topic, see lib/lanes.lua
+-- ARGV     now_ms    '' means the server's clock
+--          nonce     of the event entry
+--          limit     at most this many in one call
+--          keep_ms   how long an expired job is kept
+--          name      of the timer that asks, '' for none
+--          role      leader, follower or auto
+--          topic...  topics whose streams are in KEYS
+-- returns  {now_ms, moved, next_due_ms, next_lease_ms, rank of this timer, topics still due but not named}
+-- cost     O(limit * log n)
+
+local now = clock(now_ms)
+for at = topic_at, #ARGV do name_topic(ARGV[at], at - topic_at + 1) end
+
+local chosen = choose_due(now, tonumber(limit))
+emit(now, nonce)
+move_due(chosen, now, tonumber(keep_ms))
+write_endings()
+write_counts()
+wake_topics()
+
+local lease = redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES')
+return {
+  now, #chosen.moving, chosen.next_due or '', lease[2] or '', hold_timer(name, role, now), names_of(chosen.unnamed),
+}

@@ -1,0 +1,24 @@
+#!lua flags=allow-oom
+-- resume: let jobs of a paused topic be claimed again; the time it was paused is not lateness.
+--
+-- moves    nothing
+-- uses     clock records events lanes
+-- KEYS     meta      hash    the shard's numbers
+--          topics    hash    counters and pauses of topics
+--          events    stream  what happened
+--          lanes...  stream  five keys of the topic, see lib/lanes.lua
+-- ARGV     now_ms    '' means the server's clock
+--          nonce     of the event entry
+--          topic     its name
+-- returns  'ok'
+-- cost     O(1)
+
+local now = clock(now_ms)
+if redis.call('HEXISTS', topics, topic .. ':paused') == 0 then return 'ok' end
+event('resumed', {member = topic .. '/', revision = 0})
+emit(now, nonce)
+redis.call('HDEL', topics, topic .. ':paused')
+redis.call('HSET', topics, topic .. ':resumed', now)
+name_topic(topic, 1)
+wake(topic, tonumber(redis.call('HGET', topics, topic .. ':ready')) or 0)
+return 'ok'

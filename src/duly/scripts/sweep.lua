@@ -1,0 +1,28 @@
+#!lua flags=allow-oom
+-- sweep: drop delivered stream entries that no running job stands behind.
+--
+-- moves    nothing
+-- uses     records
+-- KEYS     jobs      hash    member -> record
+--          stream    stream  one lane of one topic
+-- ARGV     after     entry id to go on from
+--          limit     at most this many entries
+-- returns  {dropped, entry id to go on from, '' at the end}
+-- cost     O(limit)
+
+local found = redis.call('XRANGE', stream, after, '+', 'COUNT', limit)
+local members, ids = {}, {}
+for at, entry in ipairs(found) do members[at] = entry[2][2] end
+for at, job in ipairs(fetch(members)) do
+  local entry = tonumber(string.match(found[at][1], '^%d+'))
+  if not job or job.entry ~= entry or (job.state ~= READY and job.state ~= RUNNING) then
+    ids[#ids + 1] = found[at][1]
+  end
+end
+if #ids > 0 then
+  redis.call('XACK', stream, 'duly', unpack(ids))
+  redis.call('XDEL', stream, unpack(ids))
+end
+local last = ''
+if #found == tonumber(limit) then last = '(' .. found[#found][1] end
+return {#ids, last}

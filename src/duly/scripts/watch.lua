@@ -1,0 +1,23 @@
+#!lua flags=allow-oom
+-- watch: ask to be told when a job ends.
+--
+-- moves    nothing; marks an open job as awaited, so that only such jobs are published
+-- uses     records
+-- KEYS     jobs      hash    member -> record
+--          outcomes  hash    member -> result or error
+--          due       zset    member -> due_ms
+-- ARGV     member    of the job
+-- returns  {state, revision, result or error} of an ended job, {state, revision} of an open one, {} if there is none
+-- cost     O(log n)
+
+local record = redis.call('HGET', jobs, member)
+local job = record and read(member, record)
+if not job then return {} end
+if job.state > RUNNING then return {job.state, job.revision, redis.call('HGET', outcomes, member) or ''} end
+if not has_mark(job, AWAITED) then
+  job.due = job.due or tonumber(redis.call('ZSCORE', due, member))
+  job.marks = job.marks + AWAITED
+  -- A job in neither place is left for the auditor to put back.
+  if job.due then redis.call('HSET', jobs, member, write(job)) end
+end
+return {job.state, job.revision}

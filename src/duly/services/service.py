@@ -1,0 +1,92 @@
+"""
+A background duty: does one bounded step when asked, and is run again and again by one loop for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from typing import Protocol
+
+from duly.errors import DulyError
+
+log = logging.getLogger("duly.services")
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 2.0
+
+
+class Service(Protocol):
+    """
+    One background duty.
+    """
+
+    every_s: float
+
+    async def run_once(self) -> int:
+        """
+        Do one bounded step and return the number of jobs touched.
+        """
+        ...
+
+
+class Pulse:
+    """
+    When each loop last made progress.  Liveness is this, not whether the server answers PING.
+    """
+
+    def __init__(self) -> None:
+        self._beats: dict[str, float] = {}
+
+    def beat(self, loop: str) -> None:
+        """
+        Say that *loop* came round.
+        """
+        self._beats[loop] = time.monotonic()
+
+    def forget(self, loop: str) -> None:
+        """
+        Watch *loop* no longer: it ended on purpose.
+        """
+        self._beats.pop(loop, None)
+
+    def stalled(self, limit_s: float) -> list[str]:
+        """
+        The loops that made no progress for *limit_s*.
+        """
+        oldest = time.monotonic() - limit_s
+        return [loop for loop, beat in list(self._beats.items()) if beat < oldest]
+
+    @property
+    def age_s(self) -> float:
+        """
+        How long the slowest loop has made no progress.
+        """
+        return time.monotonic() - min(self._beats.values(), default=time.monotonic())
+
+
+async def run_forever(service: Service, pulse: Pulse) -> None:
+    """
+    Run a service until cancelled: survive a store that cannot be reached, with backoff, and say so.
+
+    Any other error ends the loop, and with it the process that depends on it.
+    """
+    name = type(service).__name__.lower()
+    pause_s = FIRST_PAUSE_S
+    try:
+        while True:
+            pulse.beat(name)
+            try:
+                touched = await service.run_once()
+            except DulyError as error:
+                log.warning("%s: %s; trying again in %.1f s", name, error, pause_s)
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                continue
+            pause_s = FIRST_PAUSE_S
+            # Where there was work there is likely more.
+            await asyncio.sleep(0 if touched else service.every_s)
+    finally:
+        pulse.forget(name)

@@ -1,0 +1,289 @@
+"""
+How a process of duly behaves.  Lowest to highest: the defaults here, duly.toml, DULY_*, flags.
+
+A field in milliseconds is set by its name without the unit: `lease_ms` is
+`lease = "15s"` in duly.toml, DULY_LEASE=15s in the environment, lease=15 as a flag.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+import typing
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+from duly.backoff import wait_ms
+from duly.errors import UsageError
+from duly.newjob import Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+Durability: TypeAlias = Literal["always", "everysec"]
+Role: TypeAlias = Literal["auto", "leader", "follower"]
+
+KIB = 1024
+MIB = 1024 * KIB
+HOUR_MS = 3_600_000
+
+#: Variables that begin with DULY_ and are read elsewhere.
+OTHER_VARIABLES = frozenset({"DULY_API_KEYS"})
+
+_NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,50}")
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(ms|s|m|h|d)?")
+_DURATION_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_SIZE = re.compile(r"([0-9]+) *(B|KiB|MiB|GiB)?")
+_SIZE_UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": 1024 * MIB}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """
+    Every setting, with its default.
+    """
+
+    # Where the jobs are
+    url: str | None = field(
+        default=None, repr=False
+    )  #: the server; None starts one of our own (may hold a password)
+    data: Path = Path(".duly")  #: where our own server keeps its files
+    durability: Durability = "always"  #: when our own server syncs to disk; everysec is the fast choice
+    record: str | None = field(default=None, repr=False)  #: the database of record (may hold a password)
+    namespace: str = "duly"  #: begins every key; two namespaces never meet
+    shards: int = 1  #: fixed when the namespace is created
+
+    # Who does what, and when
+    concurrency: int = 16  #: how many jobs a worker runs at once
+    role: Role = "auto"  #: whether this process competes for the timer's duty
+    lease_ms: int = 15_000  #: how long a worker may fall silent before its jobs are recovered
+    timer_scan_ms: int = 1_000  #: looks for due jobs this often, whatever happens
+    recover_scan_ms: int = 1_000  #: looks for expired leases this often
+    block_ms: int = 1_000  #: how long an idle worker waits before it asks again
+    socket_timeout_ms: int = 0  #: how long to wait for an answer of the server; 0 means block + 5 s
+    drain_grace_ms: int = 25_000  #: how long running jobs may go on after SIGTERM
+    stall_ms: int = 60_000  #: a worker that makes no progress for so long exits
+
+    # How large things may be
+    payload_limit: int = 256 * KIB
+    result_limit: int = 256 * KIB
+    context_limit: int = 8 * KIB
+    body_limit: int = 1 * MIB  #: of one HTTP request
+    batch_jobs: int = 500  #: in one script call
+    batch_bytes: int = 1 * MIB  #: the same, in bytes
+
+    # What is kept once it has ended
+    keep_succeeded_ms: int = 24 * HOUR_MS
+    keep_succeeded_bytes: int = 256 * MIB
+    keep_dead_ms: int = 14 * 24 * HOUR_MS
+    keep_dead_bytes: int = 256 * MIB
+    events_rows: int = 1_000_000  #: per shard
+    events_bytes: int = 256 * MIB  #: per shard
+
+    def __post_init__(self) -> None:
+        if not self.socket_timeout_ms:
+            object.__setattr__(self, "socket_timeout_ms", self.block_ms + 5_000)
+        self._check_each()
+        self._check_together()
+
+    @property
+    def heartbeat_ms(self) -> int:
+        """
+        How often a worker extends its leases: two beats may be missed.
+        """
+        return self.lease_ms // 3
+
+    @property
+    def limits(self) -> Limits:
+        """
+        The limits that concern single jobs.
+        """
+        return Limits(payload=self.payload_limit, result=self.result_limit, context=self.context_limit)
+
+    @classmethod
+    def load(
+        cls,
+        toml_path: str | os.PathLike[str] | None = None,
+        environ: Mapping[str, str] = os.environ,
+        **flags: Any,
+    ) -> Settings:
+        """
+        Merge duly.toml, the environment and flags; a flag that is None is not set.
+
+        Without a path, duly.toml in the working directory is read if there is one.
+
+        Raises:
+            UsageError: A key is unknown, or a value is wrong; the message says which and where.
+        """
+        merged: dict[str, Any] = {}
+        for layer, values in (
+            *_from_toml(toml_path),
+            ("the environment", _from_environ(environ)),
+            ("flags", {name: value for name, value in flags.items() if value is not None}),
+        ):
+            for key, value in values.items():
+                if key not in KEYS:
+                    raise UsageError(f"{layer}: unknown setting {key}; {_nearest(key, KEYS)}")
+                name, parse = KEYS[key]
+                try:
+                    merged[name] = parse(value)
+                except (UsageError, TypeError, ValueError) as error:
+                    raise UsageError(f"{layer}: {key}: {error}") from None
+        return cls(**merged)
+
+    def _check_each(self) -> None:
+        if not isinstance(self.namespace, str) or not _NAMESPACE.fullmatch(self.namespace):
+            raise UsageError(
+                f"namespace={self.namespace!r} must be 1 to 50 of the characters A-Z a-z 0-9 _ -"
+            )
+        if not 1 <= self.shards <= 256:
+            raise UsageError(f"shards={self.shards} must be from 1 to 256; 16 suits a cluster")
+        if self.url is not None and "://" not in self.url:
+            raise UsageError("url must look like redis://host:6379/0, rediss://… or unix:///path/to/socket")
+        for name, words in (("durability", get_args(Durability)), ("role", get_args(Role))):
+            if getattr(self, name) not in words:
+                raise UsageError(f"{name}={getattr(self, name)!r} must be one of {', '.join(words)}")
+        for name in ("concurrency", "batch_jobs", "batch_bytes", "events_rows", "events_bytes"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("timer_scan_ms", "recover_scan_ms", "block_ms"):
+            if getattr(self, name) < 10:
+                raise UsageError(f"{name}={getattr(self, name)} would keep the server busy; use at least 10")
+
+    def _check_together(self) -> None:
+        if self.lease_ms < 100:
+            raise UsageError(
+                f"lease_ms={self.lease_ms} leaves no time for three heartbeats; use at least 100"
+            )
+        if self.socket_timeout_ms <= self.block_ms:
+            raise UsageError(
+                f"socket_timeout_ms={self.socket_timeout_ms} ends before a wait of block_ms={self.block_ms} does, "
+                f"so that every idle wait would look like a lost server; use at least {self.block_ms + 1_000}"
+            )
+        slowest = max(self.block_ms, self.timer_scan_ms, self.recover_scan_ms)
+        if self.stall_ms < 2 * slowest:
+            raise UsageError(
+                f"stall_ms={self.stall_ms} would end workers that only wait (up to {slowest} ms); "
+                f"use at least {2 * slowest}"
+            )
+        for name in ("payload_limit", "result_limit"):
+            if getattr(self, name) > self.batch_bytes:
+                raise UsageError(
+                    f"{name}={getattr(self, name)} does not fit into a script call of "
+                    f"batch_bytes={self.batch_bytes}; raise batch_bytes as well"
+                )
+        if self.payload_limit > self.body_limit:
+            raise UsageError(
+                f"payload_limit={self.payload_limit} does not fit into an HTTP body of "
+                f"body_limit={self.body_limit}; raise body_limit as well"
+            )
+
+
+def parse_duration(value: object) -> int:
+    """
+    Return milliseconds of a number of seconds, a timedelta, or text like 500ms, 15s, 5m, 24h, 14d.
+
+    Raises:
+        UsageError: It is none of these.
+    """
+    if not isinstance(value, str):
+        return wait_ms(value, "duration")  # type: ignore[arg-type]  # it checks
+    match = _DURATION.fullmatch(value.strip())
+    if not match:
+        raise UsageError(f"{value!r} is no duration; write 500ms, 15s, 5m, 24h or 14d")
+    return wait_ms(float(match[1]) * _DURATION_UNITS[match[2] or "s"], "duration")
+
+
+def parse_size(value: object) -> int:
+    """
+    Return bytes of a whole number, or of text like 64KiB, 1MiB, 2GiB.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if not match:
+        raise UsageError(f"{value!r} is no size; write bytes, 256KiB, 1MiB or 2GiB")
+    return int(match[1]) * _SIZE_UNITS[match[2] or "B"]
+
+
+def _parse_count(value: object) -> int:
+    if isinstance(value, str) and value.strip().isdecimal():
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"{value!r} is no whole number")
+    return value
+
+
+def _parse_text(value: object) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"{value!r} is no text")
+    return value
+
+
+def _parse_path(value: object) -> Path:
+    return value if isinstance(value, Path) else Path(_parse_text(value))
+
+
+def _keys() -> dict[str, tuple[str, Callable[[object], Any]]]:
+    hints = typing.get_type_hints(Settings)
+    table: dict[str, tuple[str, Callable[[object], Any]]] = {}
+    for each in fields(Settings):
+        if each.name.endswith("_ms"):
+            table[each.name.removesuffix("_ms")] = each.name, parse_duration
+        elif each.name.endswith(("_limit", "_bytes")):
+            table[each.name] = each.name, parse_size
+        else:
+            table[each.name] = (
+                each.name,
+                {int: _parse_count, Path: _parse_path}.get(hints[each.name], _parse_text),
+            )
+    return table
+
+
+#: What users write for each setting: the field that it fills, and how it is read.
+KEYS = _keys()
+
+
+def _from_toml(path: str | os.PathLike[str] | None) -> Iterable[tuple[str, dict[str, Any]]]:
+    file = Path("duly.toml" if path is None else path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if path is None:
+            return []
+        raise UsageError(f"{file}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file}: cannot be read: {error}") from error
+    try:
+        return [(str(file), tomllib.loads(text))]
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{file}: {error}") from error
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """
+    Take what begins with DULY_; a variable that is empty is not set.
+    """
+    found = {}
+    for variable, value in environ.items():
+        if variable.startswith("DULY_") and variable not in OTHER_VARIABLES:
+            key = variable.removeprefix("DULY_").lower()
+            if key not in KEYS or variable != f"DULY_{key.upper()}":
+                known = [*(f"DULY_{name.upper()}" for name in KEYS), *OTHER_VARIABLES]
+                raise UsageError(f"unknown variable {variable}; {_nearest(variable, known)}")
+            if value:
+                found[key] = value
+    return found
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"

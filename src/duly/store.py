@@ -1,0 +1,665 @@
+"""
+The queue as a set of atomic transitions: one method per script.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from duly.errors import (
+    Conflict,
+    DulyError,
+    JobExists,
+    JobNotFound,
+    LeaseLost,
+    QueueFull,
+)
+from duly.group import Group, chunks
+from duly.ids import new_nonce, new_request
+from duly.job import JobKey, JobState, Lease, Order, Placed, shard_of
+from duly.keys import ShardKeys
+from duly.records import Terms, lease_of, options_of
+from duly.scripts import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from duly.connection import Link
+
+Word = Literal["ok", "lost", "gone"]
+
+MAX_MS = 0xFFFFFFFE  #: largest number of milliseconds that a record holds for a duration
+DUE_TOPICS = 64  #: topics whose streams a promote names unasked
+PER_CALL = 200  #: jobs in one promote or claim: under 5 ms of the server's time
+CLAIM_BYTES = 1024 * 1024
+FORGET_WORKERS_MS = 24 * 3_600_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """
+    How long and how much of ended jobs is kept.  Bytes are for the namespace, not for each shard.
+    """
+
+    done_ms: int = 24 * 3_600_000
+    dead_ms: int = 14 * 24 * 3_600_000
+    done_bytes: int = 256 * 1024 * 1024
+    dead_bytes: int = 256 * 1024 * 1024
+
+
+class Want(NamedTuple):
+    """
+    What a worker can take of one topic.
+    """
+
+    topic: str
+    free: int
+    ttr_ms: int
+
+
+class Look(NamedTuple):
+    """
+    What a promote or claim saw of its shard.
+    """
+
+    now_ms: int
+    moved: int
+    next_due_ms: int | None
+    next_lease_ms: int | None
+    rank: int  #: of the asking timer: 0 leads, 1 and 2 stand by, 3 only scans
+    unnamed: tuple[str, ...]  #: topics with due jobs whose streams the call did not name
+
+
+class Claimed(NamedTuple):
+    """
+    Leases, and what the claim saw besides.
+    """
+
+    leases: list[Lease]
+    look: Look
+
+
+class Recovered(NamedTuple):
+    """
+    What a recover did.
+    """
+
+    now_ms: int
+    recovered: int
+    buried: int
+    next_lease_ms: int | None
+
+
+class Finish(NamedTuple):
+    """
+    How one run ended: the arguments that ack, retry and bury share, then their own.
+    """
+
+    lease: Lease
+    lateness_ms: int
+    run_ms: int
+    own: tuple[Any, ...]
+
+
+class Store:
+    """
+    The queue as a set of atomic transitions, one method per script.
+
+    A method made its transition or raised.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        *,
+        namespace: str = "duly",
+        shards: int = 1,
+        keeping: Keeping | None = None,
+        lease_ms: int = 15_000,
+        grace_ms: int = 5_000,
+        max_crashes: int = 3,
+        now: Callable[[], int] | None = None,
+    ) -> None:
+        self.link = link
+        self.namespace = namespace
+        self.shards = shards
+        self.keys = [ShardKeys(namespace, shard) for shard in range(shards)]
+        self.keeping = keeping or Keeping()
+        self.lease_ms = lease_ms
+        self.grace_ms = grace_ms
+        self.max_crashes = max_crashes
+        self._now = now
+        self._fixed: dict[tuple[str, int], tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        self._due_topics: list[OrderedDict[str, None]] = [OrderedDict() for _ in range(shards)]
+        self._enqueues = [self._enqueue_group(shard) for shard in range(shards)]
+        self._finishes = {
+            (verb, shard): self._finish_group(verb, shard)
+            for verb in ("ack", "retry", "bury", "release")
+            for shard in range(shards)
+        }
+
+    # -- enqueue ------------------------------------------------------------------------------------------
+
+    async def enqueue(self, order: Order) -> Placed:
+        """
+        Accept one job; calls that are under way together share a script call.
+
+        Raises:
+            JobExists: Its id is taken and ``on_conflict`` is "raise".
+            QueueFull: Its topic is at the backlog limit.
+            StoreUnavailable, OutcomeUnknown: See `duly.errors`.
+        """
+        answer = await self._enqueues[self._shard(order.key)].add((order, new_request()))
+        if isinstance(answer, DulyError):
+            raise answer
+        return answer
+
+    async def enqueue_many(self, orders: Sequence[Order]) -> list[Placed | DulyError]:
+        """
+        Accept any number of jobs; the answer holds one outcome for each, in their order.
+        """
+        by_shard: dict[int, list[int]] = {}
+        for position, order in enumerate(orders):
+            by_shard.setdefault(self._shard(order.key), []).append(position)
+        answers: list[Any] = [None] * len(orders)
+        for shard, positions in by_shard.items():
+            items = [(orders[position], new_request()) for position in positions]
+            at = 0
+            for batch in chunks(items, key=_order_key, size=_order_size):
+                for answer in await self._enqueue(shard, batch):
+                    answers[positions[at]] = answer
+                    at += 1
+        return answers
+
+    def _enqueue_group(self, shard: int) -> Group[tuple[Order, bytes], Placed | DulyError]:
+        async def send(batch: list[tuple[Order, bytes]]) -> list[Placed | DulyError]:
+            return await self._enqueue(shard, batch)
+
+        return Group(send, key=_order_key, size=_order_size)
+
+    async def _enqueue(self, shard: int, batch: list[tuple[Order, bytes]]) -> list[Placed | DulyError]:
+        topics: dict[str, None] = {}
+        rest: list[Any] = []
+        for order, request in batch:
+            key = order.key
+            topics[key.topic] = None
+            due_ms = order.due_ms
+            when = f"+{order.delay_ms or 0}" if due_ms is None else due_ms
+            rest += (
+                key.member,
+                request,
+                int(order.lane),
+                when,
+                order.on_conflict,
+                options_of(order),
+                order.envelope + order.payload if order.envelope else order.payload,
+            )
+        answers = await self._run(
+            "enqueue", shard, topics, {"nonce": new_nonce(), "topic_count": len(topics)}, (*topics, *rest)
+        )
+        return [_placed(order.key, answer) for (order, _), answer in zip(batch, answers, strict=True)]
+
+    # -- the way to a worker ------------------------------------------------------------------------------
+
+    async def promote(
+        self, shard: int, topics: Iterable[str] = (), *, timer: str = "", role: str = "auto", limit: int = PER_CALL
+    ) -> Look:
+        """
+        Move up to *limit* due jobs to their ready streams, whatever their topics.
+        """
+        known = self._due_topics[shard]
+        self._remember(shard, topics)
+        moved = 0
+        while True:
+            names = tuple(known)
+            answer = await self._run(
+                "promote",
+                shard,
+                names,
+                {"nonce": new_nonce(), "limit": limit, "keep_ms": self.keeping.done_ms, "name": timer, "role": role},
+                names,
+            )
+            moved += answer[1]
+            look = Look(
+                answer[0], moved, _ms(answer[2]), _ms(answer[3]), answer[4], tuple(name.decode() for name in answer[5])
+            )
+            # Every key of a script is declared, so topics it met and could not name are named in the next call.
+            if not look.unnamed or moved >= limit:
+                return look
+            self._remember(shard, look.unnamed)
+
+    async def claim(
+        self,
+        shard: int,
+        wants: Sequence[Want],
+        *,
+        worker: str,
+        number: int,
+        limit: int = PER_CALL,
+        suspects: bool = True,
+        timer: str = "",
+        role: str = "auto",
+    ) -> Claimed:
+        """
+        Lease ready jobs: at most the free slots of each topic, at most *limit* together.
+
+        The same worker and number again, after a lost reply, brings the same leases.
+        """
+        args: list[Any] = []
+        for want in wants:
+            args += want
+        fixed = {
+            "nonce": new_nonce(),
+            "worker": worker,
+            "number": number,
+            "again": "0",
+            "lease_ms": self.lease_ms,
+            "grace_ms": self.grace_ms,
+            "limit": min(limit, PER_CALL),
+            "max_bytes": CLAIM_BYTES,
+            "suspects": "1" if suspects else "0",
+            "keep_ms": self.keeping.done_ms,
+            "name": timer,
+            "role": role,
+        }
+        topics = [want.topic for want in wants]
+        answer = await self._run("claim", shard, topics, fixed, args, again={"again": "1"})
+        now_ms, next_due, next_lease, rank, unnamed, resumed, leased = answer
+        look = Look(now_ms, 0, _ms(next_due), _ms(next_lease), rank, tuple(name.decode() for name in unnamed))
+        if not leased:
+            return Claimed([], look)
+        terms = Terms(shard, now_ms, self.lease_ms, self.grace_ms)
+        about = {
+            want.topic.encode(): (want.ttr_ms, int(paused)) for want, paused in zip(wants, resumed, strict=True)
+        }
+        leases = []
+        for at in range(0, len(leased), 3):
+            member = leased[at]
+            ttr_ms, resumed_ms = about[member[: member.index(b"/")]]
+            leases.append(lease_of(member, leased[at + 1], leased[at + 2], ttr_ms, resumed_ms, terms))
+        return Claimed(leases, look)
+
+    async def wait(self, topics: Iterable[str], seconds: float) -> bool:
+        """
+        Wait until work may be ready for one of *topics*, at most *seconds*; True if something said so.
+        """
+        names = tuple(topics)
+        keys = [self.keys[shard].wake(topic) for shard in range(self.shards) for topic in names]
+        # The server's own time limit is only a bound: it is coarse, and nothing depends on when it ends.
+        reply = await self.link.call("BLPOP", *keys, max(seconds, 0.01), timeout_s=seconds + 5)
+        return reply is not None
+
+    # -- while a job runs ---------------------------------------------------------------------------------
+
+    async def extend(self, shard: int, leases: Sequence[Lease]) -> list[bool]:
+        """
+        Prolong leases, none past its time to run; False for each that is lost.
+        """
+        held: list[bool] = []
+        for at in range(0, len(leases), PER_CALL):
+            args: list[Any] = []
+            for lease in leases[at : at + PER_CALL]:
+                args += (lease.key.member, lease.token, lease.nonce, lease.ttr_ms)
+            _, words = await self._run(
+                "extend", shard, (), {"lease_ms": self.lease_ms, "grace_ms": self.grace_ms}, args
+            )
+            held += [word == b"ok" for word in words]
+        return held
+
+    async def progress(self, lease: Lease, value: bytes) -> None:
+        """
+        Note how far a running job has come.
+
+        Raises:
+            LeaseLost, JobNotFound: See `ack`.
+        """
+        word = await self._run(
+            "progress",
+            lease.shard,
+            (),
+            {"member": lease.key.member, "token": lease.token, "nonce": lease.nonce, "value": value},
+            now=False,
+        )
+        _held(lease, word)
+
+    async def ack(self, lease: Lease, result: bytes = b"", *, lateness_ms: int = 0, run_ms: int = 0) -> None:
+        """
+        Finish the job that *lease* is for.
+
+        Raises:
+            LeaseLost: The lease ran out and the job may be running elsewhere, or it was cancelled or replaced.
+            JobNotFound: The job was pruned meanwhile.
+        """
+        await self._finish("ack", Finish(lease, lateness_ms, run_ms, (result,)))
+
+    async def retry(
+        self,
+        lease: Lease,
+        delay_ms: int,
+        error: bytes = b"",
+        reason: str = "",
+        *,
+        counted: bool = True,
+        lateness_ms: int = 0,
+        run_ms: int = 0,
+    ) -> None:
+        """
+        Schedule the job again; an uncounted retry is a snooze.
+
+        Raises:
+            LeaseLost, JobNotFound: See `ack`.
+        """
+        own = (delay_ms, "1" if counted else "0", error, reason)
+        await self._finish("retry", Finish(lease, lateness_ms, run_ms, own))
+
+    async def bury(
+        self, lease: Lease, error: bytes = b"", reason: str = "", *, lateness_ms: int = 0, run_ms: int = 0
+    ) -> None:
+        """
+        End the job as dead.
+
+        Raises:
+            LeaseLost, JobNotFound: See `ack`.
+        """
+        await self._finish("bury", Finish(lease, lateness_ms, run_ms, (error, reason)))
+
+    async def release(self, lease: Lease) -> None:
+        """
+        Give the job back, uncounted, ready at once.
+
+        Raises:
+            LeaseLost, JobNotFound: See `ack`.
+        """
+        await self._finish("release", Finish(lease, 0, 0, ()))
+
+    async def _finish(self, verb: str, finish: Finish) -> None:
+        _held(finish.lease, await self._finishes[verb, finish.lease.shard].add(finish))
+
+    def _finish_group(self, verb: str, shard: int) -> Group[Finish, bytes]:
+        async def send(batch: list[Finish]) -> list[bytes]:
+            topics = dict.fromkeys(finish.lease.key.topic for finish in batch)
+            rest: list[Any] = []
+            for lease, lateness_ms, run_ms, own in batch:
+                rest += (lease.key.member, lease.token, lease.nonce)
+                if verb != "release":
+                    rest += (min(lateness_ms, MAX_MS), run_ms, *own)
+            fixed: dict[str, Any] = {"nonce": new_nonce(), "topic_count": len(topics)}
+            if verb == "ack":
+                fixed["keep_ms"] = self.keeping.done_ms
+            elif verb == "bury":
+                fixed["keep_ms"] = self.keeping.dead_ms
+            answers: list[bytes] = await self._run(verb, shard, topics, fixed, (*topics, *rest))
+            return answers
+
+        return Group(send, key=_finish_key, size=_finish_size, max_jobs=PER_CALL)
+
+    async def recover(self, shard: int, topics: Iterable[str] = (), *, counted: bool = True) -> Recovered:
+        """
+        Take back jobs whose lease ran out without an answer.
+        """
+        self._remember(shard, topics)
+        recovered = buried = 0
+        while True:
+            names = tuple(self._due_topics[shard])
+            fixed = {
+                "nonce": new_nonce(),
+                "limit": PER_CALL,
+                "max_crashes": self.max_crashes,
+                "counted": "1" if counted else "0",
+                "keep_ms": self.keeping.dead_ms,
+            }
+            now_ms, back, dead, next_lease, unnamed = await self._run("recover", shard, names, fixed, names)
+            recovered += back
+            buried += dead
+            if not unnamed:
+                return Recovered(now_ms, recovered, buried, _ms(next_lease))
+            self._remember(shard, [name.decode() for name in unnamed])
+
+    # -- what people ask for ------------------------------------------------------------------------------
+
+    async def cancel(self, keys: Sequence[JobKey], *, reason: str = "cancelled") -> list[JobState | None]:
+        """
+        End jobs that have not ended; the answer is the state each is in now, None where there is no job.
+        """
+        answers: list[JobState | None] = []
+
+        async def send(shard: int, batch: list[JobKey]) -> list[bytes]:
+            topics = dict.fromkeys(key.topic for key in batch)
+            fixed = {
+                "nonce": new_nonce(),
+                "keep_ms": self.keeping.done_ms,
+                "reason": reason,
+                "topic_count": len(topics),
+            }
+            words: list[bytes] = await self._run(
+                "cancel", shard, topics, fixed, (*topics, *(key.member for key in batch))
+            )
+            return words
+
+        for word in await self._scatter(keys, send):
+            answers.append(None if word == b"gone" else JobState(int(word.split()[0])))
+        return answers
+
+    async def reschedule(
+        self, key: JobKey, *, delay_ms: int | None = None, due_ms: int | None = None, revision: int | None = None
+    ) -> Placed:
+        """
+        Give a job that has not started another due time.
+
+        Raises:
+            JobNotFound: There is no such job.
+            Conflict: It runs or has ended, or *revision* does not stand any more.
+        """
+        when = f"+{delay_ms or 0}" if due_ms is None else due_ms
+        words = await self._run(
+            "reschedule",
+            self._shard(key),
+            (key.topic,),
+            {"nonce": new_nonce(), "topic_count": 1},
+            (key.topic, key.member, new_request(), when, "" if revision is None else revision),
+        )
+        return _moved(key, words[0], "rescheduled")
+
+    async def requeue(self, keys: Sequence[JobKey]) -> list[Placed | DulyError]:
+        """
+        Run ended jobs again; one outcome for each, `Conflict` where it has not ended.
+        """
+
+        async def send(shard: int, batch: list[JobKey]) -> list[bytes]:
+            topics = dict.fromkeys(key.topic for key in batch)
+            rest: list[Any] = []
+            for key in batch:
+                rest += (key.member, new_request())
+            fixed = {"nonce": new_nonce(), "topic_count": len(topics)}
+            words: list[bytes] = await self._run("requeue", shard, topics, fixed, (*topics, *rest))
+            return words
+
+        outcomes: list[Placed | DulyError] = []
+        for key, word in zip(keys, await self._scatter(keys, send), strict=True):
+            try:
+                outcomes.append(_moved(key, word, "requeued"))
+            except DulyError as error:
+                outcomes.append(error)
+        return outcomes
+
+    async def pause(self, topic: str) -> None:
+        """
+        Let no more jobs of *topic* be claimed.
+        """
+        for shard in range(self.shards):
+            await self._run("pause", shard, (), {"nonce": new_nonce(), "topic": topic})
+
+    async def resume(self, topic: str) -> None:
+        """
+        Let jobs of *topic* be claimed again.
+        """
+        for shard in range(self.shards):
+            await self._run("resume", shard, (topic,), {"nonce": new_nonce(), "topic": topic})
+
+    async def limit(self, topic: str, backlog: int | None) -> None:
+        """
+        Refuse jobs of *topic* beyond *backlog* that wait; None lifts the limit.
+        """
+        for keys in self.keys:
+            if backlog is None:
+                await self.link.call("HDEL", keys.fixed["topics"], f"{topic}:limit")
+            else:
+                share = max(1, -(-backlog // self.shards))
+                await self.link.call("HSET", keys.fixed["topics"], f"{topic}:limit", share)
+
+    async def prune(self, shard: int, *, limit: int = PER_CALL) -> tuple[int, bool]:
+        """
+        Forget ended jobs past their time or beyond the bytes; how many, and whether there is more.
+        """
+        pruned, more = await self._run(
+            "prune",
+            shard,
+            (),
+            {
+                "nonce": new_nonce(),
+                "limit": limit,
+                "max_done_bytes": self.keeping.done_bytes // self.shards,
+                "max_dead_bytes": self.keeping.dead_bytes // self.shards,
+            },
+        )
+        return pruned, more == b"1"
+
+    async def beat(self, worker: str, about: bytes) -> None:
+        """
+        Say that a worker lives, or with nothing to say about it, that it has gone.
+        """
+        await self._run("beat", 0, (), {"worker": worker, "about": about, "forget_ms": FORGET_WORKERS_MS})
+
+    async def audit(self, shard: int, members: Sequence[str]) -> tuple[int, list[tuple[int, int]]]:
+        """
+        Put some jobs back to where their records say they are.
+
+        The answer is how much was mended, and state and weight of each job, state -1 where there is none.
+        """
+        topics = dict.fromkeys(JobKey.of(member).topic for member in members)
+        fixed = {"nonce": new_nonce(), "keep_ms": self.keeping.done_ms, "member_count": len(members)}
+        mended, _, words = await self._run("audit", shard, topics, fixed, (*members, *topics))
+        return mended, [(int(state), int(weight)) for state, weight in (word.split() for word in words)]
+
+    # -- the call itself ----------------------------------------------------------------------------------
+
+    async def _run(  # noqa: PLR0913  # the shape of every script call
+        self,
+        name: str,
+        shard: int,
+        topics: Iterable[str],
+        fixed: dict[str, Any],
+        rest: Sequence[Any] = (),
+        *,
+        again: dict[str, Any] | None = None,
+        now: bool = True,
+    ) -> Any:
+        """
+        Run a script: keys and arguments in the order that its header declares.
+        """
+        plan = self._fixed.get((name, shard))
+        if plan is None:
+            script = load(name)
+            known = self.keys[shard].fixed
+            plan = self._fixed[name, shard] = (
+                tuple(known[key] for key in script.keys if not key.endswith("...")),
+                tuple(arg for arg in script.args if not arg.endswith("...")),
+            )
+        keys = list(plan[0])
+        lanes = self.keys[shard].lanes
+        for topic in topics:
+            keys += lanes(topic)
+        if now:
+            fixed["now_ms"] = self._now() if self._now else ""
+        args = [fixed[arg] for arg in plan[1]]
+        replay = [(fixed | again)[arg] for arg in plan[1]] + list(rest) if again else None
+        return await self.link.run(name, keys, [*args, *rest], again=replay)
+
+    def now_ms(self, server_ms: int) -> int:
+        """
+        The time that counts here: the server's, or that of a test clock.
+        """
+        return self._now() if self._now else server_ms
+
+    def _shard(self, key: JobKey) -> int:
+        return shard_of(key.topic, key.id, self.shards)
+
+    def _remember(self, shard: int, topics: Iterable[str]) -> None:
+        known = self._due_topics[shard]
+        for topic in topics:
+            known[topic] = None
+            known.move_to_end(topic)
+        while len(known) > DUE_TOPICS:
+            known.popitem(last=False)
+
+    async def _scatter(self, keys: Sequence[JobKey], send: Callable[[int, list[JobKey]], Any]) -> list[bytes]:
+        """
+        Send each key to its shard in batches, and put the words back into the order of the keys.
+        """
+        by_shard: dict[int, list[int]] = {}
+        for position, key in enumerate(keys):
+            by_shard.setdefault(self._shard(key), []).append(position)
+        words: list[bytes] = [b""] * len(keys)
+        for shard, positions in by_shard.items():
+            at = 0
+            for batch in chunks([keys[position] for position in positions], key=hash, size=len):
+                for word in await send(shard, batch):
+                    words[positions[at]] = word
+                    at += 1
+        return words
+
+
+def _order_key(item: tuple[Order, bytes]) -> JobKey:
+    return item[0].key
+
+
+def _order_size(item: tuple[Order, bytes]) -> int:
+    return len(item[0].payload) + len(item[0].envelope)
+
+
+def _finish_key(finish: Finish) -> JobKey:
+    return finish.lease.key
+
+
+def _finish_size(finish: Finish) -> int:
+    return sum(len(part) for part in finish.own if isinstance(part, bytes))
+
+
+def _ms(text: bytes) -> int | None:
+    return int(float(text)) if text else None
+
+
+def _held(lease: Lease, word: bytes) -> None:
+    match word:
+        case b"ok":
+            return
+        case b"lost":
+            msg = f"the lease on {lease.key} is lost: it ran out, or the job was cancelled or replaced"
+            raise LeaseLost(msg)
+        case _:
+            msg = f"{lease.key} is gone"
+            raise JobNotFound(msg)
+
+
+def _placed(key: JobKey, answer: bytes) -> Placed | DulyError:
+    word, revision, due_ms, state = answer.decode().split(" ")
+    match word:
+        case "exists":
+            return JobExists(f"{key} exists already, {JobState(int(state)).name}")
+        case "full":
+            return QueueFull(f"topic {key.topic} is at its backlog limit; {key} was not stored")
+    return Placed(key, word, int(revision), int(float(due_ms)), JobState(int(state)))  # type: ignore[arg-type]
+
+
+def _moved(key: JobKey, answer: bytes, word: Literal["rescheduled", "requeued"]) -> Placed:
+    said, revision, due_ms, state = answer.decode().split(" ")
+    match said:
+        case "gone":
+            msg = f"there is no job {key}"
+            raise JobNotFound(msg)
+        case "conflict":
+            msg = f"{key} is {JobState(int(state)).name} at revision {revision}: it cannot be {word}"
+            raise Conflict(msg)
+    return Placed(key, word, int(revision), int(float(due_ms)), JobState(int(state)))

@@ -1,0 +1,279 @@
+"""
+Looking at jobs without moving them: get, list, peek, stats.  Every read is bounded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from duly.errors import UsageError
+from duly.job import Job, JobKey, JobState, Lane
+from duly.records import job_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from duly.store import Store
+
+PAGE = 1000  #: members that one call looks at, at most
+
+_INDEX = {
+    JobState.scheduled: "due",
+    JobState.running: "leases",
+    JobState.succeeded: "done",
+    JobState.cancelled: "done",
+    JobState.dead: "dead",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """
+    Some jobs, and where to go on; a page may be short or empty and still have a cursor.
+    """
+
+    jobs: list[Job]
+    cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStats:
+    """
+    Counters of one topic.
+    """
+
+    topic: str
+    counts: dict[str, int]
+    paused: bool = False
+    limit: int | None = None
+    workers: int = 0  #: live workers that take it
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """
+    The namespace at a glance.
+    """
+
+    topics: list[TopicStats]
+    next_due_ms: int | None
+    overdue_ms: int  #: how long the oldest due job has waited for promotion
+    workers: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Views:
+    """
+    Read-only questions to the store.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def get(self, key: JobKey) -> Job | None:
+        """
+        The job as it is now, None if there is none.
+        """
+        return (await self.get_many([key]))[0]
+
+    async def get_many(self, keys: Sequence[JobKey]) -> list[Job | None]:
+        """
+        Jobs as they are now, each at one moment.
+        """
+        found: list[Job | None] = [None] * len(keys)
+        by_shard: dict[int, list[int]] = {}
+        for position, key in enumerate(keys):
+            by_shard.setdefault(self._store._shard(key), []).append(position)  # noqa: SLF001  # its reading half
+        names = ("jobs", "bodies", "outcomes", "progress", "due", "leases")
+        for shard, positions in by_shard.items():
+            fixed = [self._key(shard, name) for name in names]
+            for at in range(0, len(positions), 100):
+                part = positions[at : at + 100]
+                answer = await self._store.link.run("get", fixed, [keys[position].member for position in part])
+                for position, about in zip(part, answer, strict=True):
+                    if about:
+                        found[position] = job_of(keys[position].member, about)
+        return found
+
+    async def list(
+        self, state: JobState, topic: str | None = None, *, cursor: str | None = None, limit: int = 100
+    ) -> Page:
+        """
+        Jobs in one state, a page at a time; soonest due or soonest pruned first.
+
+        Raises:
+            UsageError: The cursor is not one of ours.
+        """
+        limit = min(limit, PAGE)
+        shard, place = _read_cursor(cursor)
+        if shard >= self._store.shards:
+            return Page([], None)
+        if state is JobState.ready:
+            members, place_next = await self._ready_members(shard, topic, place, limit)
+        else:
+            members, place_next = await self._indexed_members(shard, _INDEX[state], topic, place, limit)
+        jobs = [job for job in await self.get_many([JobKey.of(member) for member in members]) if job]
+        jobs = [job for job in jobs if job.state is state]
+        if place_next is None:
+            shard, place_next = shard + 1, ""
+        more = shard < self._store.shards
+        return Page(jobs, f"{shard}:{place_next}" if more else None)
+
+    async def each(self, state: JobState, topic: str | None = None) -> AsyncIterator[Job]:
+        """
+        All jobs in one state, page by page.
+        """
+        cursor: str | None = None
+        while True:
+            page = await self.list(state, topic, cursor=cursor, limit=PAGE)
+            for job in page.jobs:
+                yield job
+            if page.cursor is None:
+                return
+            cursor = page.cursor
+
+    async def peek(self, topic: str, limit: int = 10) -> list[Job]:
+        """
+        The jobs of *topic* that would be claimed next, without claiming them.
+        """
+        jobs: list[Job] = []
+        cursor: str | None = None
+        while len(jobs) < limit:
+            page = await self.list(JobState.ready, topic, cursor=cursor, limit=limit - len(jobs))
+            jobs += page.jobs
+            if page.cursor is None:
+                break
+            cursor = page.cursor
+        return jobs
+
+    async def topics(self) -> list[str]:
+        """
+        Every topic that has or had jobs.
+        """
+        return [stats.topic for stats in (await self.stats()).topics]
+
+    async def stats(self) -> Stats:
+        """
+        Counters, workers and what is overdue.
+        """
+        about: dict[str, dict[str, int]] = {}
+        next_due: int | None = None
+        now_ms = overdue_ms = 0
+        for shard in range(self._store.shards):
+            fields = await self._store.link.call("HGETALL", self._key(shard, "topics"))
+            for field_, value in zip(fields[::2], fields[1::2], strict=True):
+                topic, _, what = field_.decode().partition(":")
+                counts = about.setdefault(topic, {})
+                counts[what] = counts.get(what, 0) + int(float(value))
+            head = await self._store.link.call("ZRANGE", self._key(shard, "due"), 0, 0, "WITHSCORES")
+            seconds, micros = await self._store.link.call("TIME")
+            now_ms = self._store.now_ms(int(seconds) * 1000 + int(micros) // 1000)
+            if head:
+                due_ms = int(float(head[1]))
+                next_due = due_ms if next_due is None else min(next_due, due_ms)
+                overdue_ms = max(overdue_ms, now_ms - due_ms)
+        workers = await self.workers(now_ms)
+        live = [worker for worker in workers if worker["live"]]
+        stats = [
+            TopicStats(
+                topic,
+                {state.name: counts.get(state.name, 0) for state in JobState},
+                paused="paused" in counts,
+                limit=counts.get("limit"),
+                workers=sum(topic in worker.get("topics", ()) for worker in live),
+            )
+            for topic, counts in sorted(about.items())
+        ]
+        return Stats(stats, next_due, overdue_ms, workers)
+
+    async def workers(self, now_ms: int) -> list[dict[str, Any]]:
+        """
+        What workers say of themselves, and whether they were heard within a lease.
+        """
+        told = await self._store.link.call("HGETALL", self._key(0, "workers"))
+        beats = await self._store.link.call("ZRANGE", self._key(0, "beats"), 0, PAGE, "WITHSCORES")
+        heard = dict(zip(beats[::2], (int(float(ms)) for ms in beats[1::2]), strict=True))
+        workers = []
+        for name, about in zip(told[::2], told[1::2], strict=True):
+            silent_ms = now_ms - heard.get(name, 0)
+            workers.append(
+                {
+                    "worker": name.decode(),
+                    **msgspec.json.decode(about),
+                    "silent_ms": silent_ms,
+                    "live": silent_ms < self._store.lease_ms,
+                }
+            )
+        return workers
+
+    async def _indexed_members(
+        self, shard: int, index: str, topic: str | None, place: str, limit: int
+    ) -> tuple[list[bytes], str | None]:
+        key = self._key(shard, index)
+        start = await self._rank_behind(key, place) if place else 0
+        # With a topic to look for, read on through others, but never more than a page of them.
+        count = PAGE if topic else limit
+        found = await self._store.link.call("ZRANGE", key, start, start + count - 1, "WITHSCORES")
+        members: list[bytes] = []
+        prefix = f"{topic}/".encode() if topic else b""
+        for at in range(0, len(found), 2):
+            if found[at].startswith(prefix):
+                members.append(found[at])
+            if len(members) == limit:
+                return members, f"{found[at + 1].decode()} {found[at].decode()}"
+        if len(found) < 2 * count:
+            return members, None
+        return members, f"{found[-1].decode()} {found[-2].decode()}"
+
+    async def _rank_behind(self, key: str, place: str) -> int:
+        """
+        Where to go on in an index: behind the last member seen, or where it was if it has moved.
+        """
+        score, _, member = place.partition(" ")
+        now_score = await self._store.link.call("ZSCORE", key, member)
+        if now_score is not None and now_score.decode() == score:
+            return int(await self._store.link.call("ZRANK", key, member)) + 1
+        return int(await self._store.link.call("ZCOUNT", key, "-inf", f"({score}"))
+
+    async def _ready_members(
+        self, shard: int, topic: str | None, place: str, limit: int
+    ) -> tuple[list[bytes], str | None]:
+        topics = [topic] if topic else await self._topics_of(shard)
+        at_topic, _, rest = place.partition(" ")
+        at_lane, _, after = rest.partition(" ")
+        order = [(name, lane) for name in topics for lane in (Lane.suspect, Lane.high, Lane.normal, Lane.low)]
+        members: list[bytes] = []
+        if at_topic:
+            position = next((at for at, (name, lane) in enumerate(order) if (name, lane.name) == (at_topic, at_lane)), None)
+            if position is None:
+                return [], None
+            order = order[position:]
+        for name, lane in order:
+            start = f"({after}" if after else "-"
+            after = ""
+            entries = await self._store.link.call(
+                "XRANGE", self._store.keys[shard].stream(name, lane), start, "+", "COUNT", limit - len(members)
+            )
+            members += [fields[1] for _, fields in entries]
+            if len(members) >= limit:
+                return members, f"{name} {lane.name} {entries[-1][0].decode()}"
+        return members, None
+
+    async def _topics_of(self, shard: int) -> list[str]:
+        fields = await self._store.link.call("HKEYS", self._key(shard, "topics"))
+        return sorted({name.decode().partition(":")[0] for name in fields})
+
+    def _key(self, shard: int, name: str) -> str:
+        return self._store.keys[shard].fixed[name]
+
+
+def _read_cursor(cursor: str | None) -> tuple[int, str]:
+    if cursor is None:
+        return 0, ""
+    shard, colon, place = cursor.partition(":")
+    if not colon or not shard.isdigit():
+        msg = f"{cursor!r} is not a cursor of this list: pass the one that the page before gave"
+        raise UsageError(msg)
+    return int(shard), place

@@ -1,0 +1,82 @@
+"""
+Fixtures of all tests: a real server for the run, a namespace of its own for each test, a clock to advance.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import pytest
+
+from duly.connection import Link
+from duly.feed import Feed
+from duly.namespace import create
+from duly.store import Store
+from duly.testing import TestClock
+from duly.views import Views
+from tests.servers import Server, binary
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+_numbers = itertools.count(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="full sizes instead of small ones")
+
+
+@pytest.fixture(scope="session")
+def valkey() -> Iterator[Server]:
+    server = Server(binary("valkey")).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_7() -> Iterator[Server]:
+    server = Server(binary("redis")).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["valkey", "redis_7"])
+def server(request: pytest.FixtureRequest) -> Server:
+    """
+    Store tests run on both servers.
+    """
+    return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"t{next(_numbers)}"
+
+
+@pytest.fixture
+def clock() -> TestClock:
+    return TestClock(1_000_000)
+
+
+@pytest.fixture
+async def link(server: Server) -> AsyncIterator[Link]:
+    link = Link(server.url)
+    yield link
+    await link.aclose()
+
+
+@pytest.fixture
+async def store(link: Link, namespace: str, clock: TestClock) -> Store:
+    await create(link, namespace, 1, clock="test")
+    return Store(link, namespace=namespace, now=clock)
+
+
+@pytest.fixture
+def views(store: Store) -> Views:
+    return Views(store)
+
+
+@pytest.fixture
+def feed(store: Store) -> Feed:
+    return Feed(store)

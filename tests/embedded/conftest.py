@@ -1,0 +1,58 @@
+import sys
+
+import pytest
+
+from duly.embedded import EmbeddedServer
+from tests.embedded.helpers import User, eventually, kill, living_in
+
+
+@pytest.fixture
+def data(tmp_path):
+    """
+    A data directory in which nothing runs when the test is over.
+    """
+    path = tmp_path / "data"
+    yield path
+    try:
+        eventually(lambda: not path.exists() or not living_in(path))
+    finally:
+        for pid in living_in(path) if path.exists() else []:
+            kill(pid)
+
+
+@pytest.fixture
+def start_user(data):
+    """
+    Start a process that uses the server in *data*.
+    """
+    users = []
+
+    def start(**options):
+        users.append(User(data, **options))
+        return users[-1]
+
+    yield start
+    for user in users:
+        user.end()
+
+
+@pytest.fixture
+def embedded(data):
+    """
+    Make an `EmbeddedServer` of this process on *data*.
+    """
+    servers = []
+
+    def make(durability="always", *, path=data, **options):
+        servers.append(EmbeddedServer(path, durability, **{"linger_s": 0.0} | options))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+def pytest_collection_modifyitems(items):
+    if sys.platform != "linux":
+        for item in items:
+            item.add_marker(pytest.mark.skip(reason="looks for processes in /proc"))
