@@ -176,6 +176,13 @@ class Binding:
 
         return single
 
+    def returns(self) -> Any | None:
+        """
+        What the function says it returns, None where JSON cannot be read as that.
+        """
+        kind = self._hints.get("return")
+        return None if kind is None or _readable(kind) is Any else kind
+
     @functools.cached_property
     def _hints(self) -> Mapping[str, Any]:
         target = self._fn if inspect.isroutine(self._fn) else cast("Any", self._fn).__call__

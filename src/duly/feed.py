@@ -92,6 +92,16 @@ class Feed:
         offset = Offset.of(text.decode()) if text else None
         return offset if offset and offset.counter else None
 
+    async def consumers(self, shard: int) -> dict[str, int]:
+        """
+        The registered consumers and the counters they have committed.
+        """
+        found = await self._store.link.call("HGETALL", self._key(shard, "consumers"))
+        return {
+            name.decode(): Offset.of(text.decode()).counter
+            for name, text in zip(found[::2], found[1::2], strict=True)
+        }
+
     async def forget(self, consumer: str) -> None:
         """
         Let trimming no longer wait for *consumer*.

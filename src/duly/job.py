@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from enum import IntEnum
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import msgspec
+
 from duly.errors import UsageError
 
 if TYPE_CHECKING:
@@ -133,8 +135,7 @@ def moment(ms: int | None) -> datetime | None:
     return datetime.fromtimestamp(ms / 1000, UTC) if ms else None
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(msgspec.Struct, frozen=True):
     """
     A job as the store takes it: every option resolved, every byte encoded.
     """
@@ -152,8 +153,7 @@ class Order:
     on_conflict: OnConflict = "keep"
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True):
     """
     The store's answer to one enqueue, reschedule or requeue.
     """
@@ -172,8 +172,7 @@ class Placed:
         return self.word != "kept"
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(msgspec.Struct, frozen=True):
     """
     The right to run one job, as long as its token is the newest.
     """

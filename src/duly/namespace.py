@@ -27,6 +27,7 @@ class ServerFacts:
     name: Literal["Redis", "Valkey"]
     version: tuple[int, ...]
     run_id: str
+    uptime_s: int = 0
     warnings: tuple[str, ...] = field(default=())
 
 
@@ -47,7 +48,7 @@ async def create(
     """
     epochs = []
     for shard in range(shards):
-        args = [LAYOUT, shards, clock, secrets.token_hex(8), max_event_rows // shards, max_event_bytes // shards]
+        args = [LAYOUT, shards, clock, secrets.token_hex(8), max_event_rows, max_event_bytes]
         answer = await link.run("create", [ShardKeys(namespace, shard).fixed["meta"]], args)
         layout, its_shards, its_clock, epoch = (part.decode() for part in answer)
         _match(namespace, "layout version", layout, LAYOUT, "use a duly that speaks it, or another namespace")
@@ -94,7 +95,7 @@ async def inspect(link: Link) -> ServerFacts:
         )
     elif info.get("aof_last_write_status", "ok") != "ok":
         warnings.append(f"{link.place} could not write its append-only file: is the disk full?")
-    return ServerFacts(name, version, info.get("run_id", ""), tuple(warnings))
+    return ServerFacts(name, version, info.get("run_id", ""), int(info.get("uptime_in_seconds", "0")), tuple(warnings))
 
 
 def _fields(text: bytes) -> dict[str, str]:

@@ -13,7 +13,6 @@ import re
 import tomllib
 import typing
 from dataclasses import dataclass, field, fields
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -30,6 +29,7 @@ Role: TypeAlias = Literal["auto", "leader", "follower"]
 KIB = 1024
 MIB = 1024 * KIB
 HOUR_MS = 3_600_000
+BATCH_BYTES = 1 * MIB  #: in one script call
 
 #: Variables that begin with DULY_ and are read elsewhere.
 OTHER_VARIABLES = frozenset({"DULY_API_KEYS"})
@@ -53,7 +53,6 @@ class Settings:
     )  #: the server; None starts one of our own (may hold a password)
     data: Path = Path(".duly")  #: where our own server keeps its files
     durability: Durability = "always"  #: when our own server syncs to disk; everysec is the fast choice
-    record: str | None = field(default=None, repr=False)  #: the database of record (may hold a password)
     namespace: str = "duly"  #: begins every key; two namespaces never meet
     shards: int = 1  #: fixed when the namespace is created
 
@@ -72,9 +71,6 @@ class Settings:
     payload_limit: int = 256 * KIB
     result_limit: int = 256 * KIB
     context_limit: int = 8 * KIB
-    body_limit: int = 1 * MIB  #: of one HTTP request
-    batch_jobs: int = 500  #: in one script call
-    batch_bytes: int = 1 * MIB  #: the same, in bytes
 
     # What is kept once it has ended
     keep_succeeded_ms: int = 24 * HOUR_MS
@@ -147,7 +143,7 @@ class Settings:
         for name, words in (("durability", get_args(Durability)), ("role", get_args(Role))):
             if getattr(self, name) not in words:
                 raise UsageError(f"{name}={getattr(self, name)!r} must be one of {', '.join(words)}")
-        for name in ("concurrency", "batch_jobs", "batch_bytes", "events_rows", "events_bytes"):
+        for name in ("concurrency", "events_rows", "events_bytes"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name}={getattr(self, name)} must be at least 1")
         for name in ("timer_scan_ms", "recover_scan_ms", "block_ms"):
@@ -161,8 +157,8 @@ class Settings:
             )
         if self.socket_timeout_ms <= self.block_ms:
             raise UsageError(
-                f"socket_timeout_ms={self.socket_timeout_ms} ends before a wait of block_ms={self.block_ms} does, "
-                f"so that every idle wait would look like a lost server; use at least {self.block_ms + 1_000}"
+                f"socket_timeout_ms={self.socket_timeout_ms} ends before block_ms={self.block_ms} does: "
+                f"every idle wait would look like a lost server; use at least {self.block_ms + 1_000}"
             )
         slowest = max(self.block_ms, self.timer_scan_ms, self.recover_scan_ms)
         if self.stall_ms < 2 * slowest:
@@ -171,16 +167,10 @@ class Settings:
                 f"use at least {2 * slowest}"
             )
         for name in ("payload_limit", "result_limit"):
-            if getattr(self, name) > self.batch_bytes:
+            if getattr(self, name) > BATCH_BYTES:
                 raise UsageError(
-                    f"{name}={getattr(self, name)} does not fit into a script call of "
-                    f"batch_bytes={self.batch_bytes}; raise batch_bytes as well"
+                    f"{name}={getattr(self, name)} does not fit into a script call of {BATCH_BYTES} bytes"
                 )
-        if self.payload_limit > self.body_limit:
-            raise UsageError(
-                f"payload_limit={self.payload_limit} does not fit into an HTTP body of "
-                f"body_limit={self.body_limit}; raise body_limit as well"
-            )
 
 
 def parse_duration(value: object) -> int:

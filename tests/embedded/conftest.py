@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from duly.embedded import EmbeddedServer
-from tests.embedded.helpers import User, eventually, kill, living_in
+from tests.embedded.helpers import User, left_empty
 
 
 @pytest.fixture
@@ -12,12 +12,8 @@ def data(tmp_path):
     A data directory in which nothing runs when the test is over.
     """
     path = tmp_path / "data"
-    yield path
-    try:
-        eventually(lambda: not path.exists() or not living_in(path))
-    finally:
-        for pid in living_in(path) if path.exists() else []:
-            kill(pid)
+    with left_empty(path):
+        yield path
 
 
 @pytest.fixture

@@ -98,6 +98,20 @@ def kill(pid, number=signal.SIGKILL):
     os.kill(pid, number)
 
 
+@contextlib.contextmanager
+def left_empty(data):
+    """
+    Check that nothing runs in *data* in the end, and see to it.
+    """
+    try:
+        yield
+        eventually(lambda: not data.exists() or not living_in(data))
+    finally:
+        for pid in living_in(data) if data.exists() else []:
+            kill(pid)
+            eventually(lambda pid=pid: not alive(pid))
+
+
 class User:
     """
     A process that uses the server of a directory and does as it is told, line by line.

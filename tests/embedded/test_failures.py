@@ -17,7 +17,7 @@ from duly.embedded import binary, keeper
 from duly.embedded.layout import Layout
 from duly.embedded.probe import ask
 from duly.errors import ServerUnsuitable, StoreUnavailable
-from tests.embedded.helpers import eventually, kill, living_in, server_pid
+from tests.embedded.helpers import eventually, kill, left_empty, living_in, server_pid
 
 KILOBYTE = "x" * 1024
 
@@ -52,9 +52,11 @@ def small_disk(data):
     )
     if mount.returncode:
         pytest.skip(f"cannot mount a small file system: {mount.stderr.decode().strip()}")
-    yield data
-    eventually(lambda: not living_in(data))
-    subprocess.run(["umount", data], check=True)
+    try:
+        with left_empty(data):
+            yield data
+    finally:
+        subprocess.run(["umount", data], check=True)
 
 
 def fill(disk):

@@ -7,7 +7,8 @@ import signal
 
 import pytest
 
-from tests.embedded.helpers import alive, eventually, keeper_pid, kill, living_in, pids, server_pid
+from duly.embedded import keeper
+from tests.embedded.helpers import alive, eventually, keeper_pid, kill, living_in, locked, pids, server_pid
 
 
 def test_a_killed_user_leaves_nothing_behind(data, start_user):
@@ -46,6 +47,23 @@ def test_a_keeper_goes_with_its_server_and_a_user_brings_up_another(data, start_
     assert "$3 yes" == user.tell("GET kept")
     eventually(lambda: not any(map(alive, old)))
     assert f"ended with signal {signal.SIGKILL:d}" in (data / "server.log").read_text()
+
+
+def test_a_server_that_outlives_its_keeper_keeps_its_place(data, start_user):
+    user = start_user().started()
+    user.tell("SET kept yes")
+    old_keeper, old_server = pids(data)
+    kill(old_server, signal.SIGSTOP)
+    kill(old_keeper)
+    try:
+        eventually(lambda: not alive(old_keeper))
+        assert locked(data / keeper.SERVER_LOCK)
+    finally:
+        kill(old_server, signal.SIGCONT)
+    eventually(lambda: not alive(old_server))
+    assert not locked(data / keeper.SERVER_LOCK)
+    assert "up" == user.tell("ensure")
+    assert "$3 yes" == user.tell("GET kept")
 
 
 def test_a_user_and_the_keeper_killed_together_leave_nothing_behind(data, start_user):

@@ -1,0 +1,360 @@
+"""
+The app: handlers, and the way to and from the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import msgspec
+
+from duly.connection import Link
+from duly.errors import DulyError, StoreUnavailable, UsageError
+from duly.handle import JobHandle
+from duly.handlers import Handlers
+from duly.hooks import Hooks
+from duly.job import JobKey, check_id, check_topic
+from duly.namespace import create, inspect
+from duly.newjob import NewJob, new_job
+from duly.services.crew import Crew
+from duly.settings import Settings
+from duly.store import Keeping, Store
+from duly.views import Views
+from duly.waiting import Waiters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from types import TracebackType
+    from typing import Self, Unpack
+
+    from duly.backoff import Backoff, Seconds
+    from duly.embedded.server import EmbeddedServer
+    from duly.handlers import Decorator, RunIn
+    from duly.namespace import ServerFacts
+    from duly.newjob import Options
+
+log = logging.getLogger("duly")
+
+R = TypeVar("R")
+Hook = TypeVar("Hook", bound="Callable[..., Any]")
+
+
+class Duly:
+    """
+    Runs functions when they are due.
+
+    Without a URL, jobs wait in an embedded Valkey under ``./.duly``.
+    """
+
+    def __init__(self, url: str | None = None, *, settings: Settings | None = None, **flags: Any) -> None:
+        """
+        Read settings: defaults, duly.toml, DULY_*, and what is said here.  Connects on first use.
+
+        Raises:
+            UsageError: A setting is unknown or wrong.
+        """
+        if settings is not None and (url is not None or flags):
+            msg = "say either settings or single settings by name, not both"
+            raise UsageError(msg)
+        self.settings = settings or Settings.load(url=url, **flags)
+        self.handlers = Handlers(self.settings.limits)
+        self.hooks = Hooks()
+        self.facts: ServerFacts | None = None
+        self._server: EmbeddedServer | None = None
+        self._store: Store | None = None
+        self._waiters: Waiters | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._connecting: asyncio.Lock | None = None
+
+    # -- handlers -----------------------------------------------------------------------------------------
+
+    def handler(
+        self,
+        topic: str,
+        *,
+        max_attempts: int = 5,
+        backoff: Backoff | None = None,
+        ttr: Seconds = 300,
+        concurrency: int | None = None,
+        run_in: RunIn = "auto",
+        max_crashes: int = 3,
+    ) -> Decorator:
+        """
+        Make the decorated function the handler of *topic*.
+        """
+        more: dict[str, Any] = {} if backoff is None else {"backoff": backoff}
+        return self.handlers.handler(
+            topic,
+            max_attempts=max_attempts,
+            ttr=ttr,
+            concurrency=concurrency,
+            run_in=run_in,
+            max_crashes=max_crashes,
+            **more,
+        )
+
+    def remove_handler(self, topic: str) -> None:
+        """
+        Stop taking jobs of *topic*; those that run go on.
+        """
+        self.handlers.remove(topic)
+
+    def on_start(self, hook: Hook) -> Hook:
+        """
+        Call *hook* with the job before its handler starts.
+        """
+        self.hooks.start.append(hook)
+        return hook
+
+    def on_success(self, hook: Hook) -> Hook:
+        """
+        Call *hook* with the job and what its handler returned, once that is stored.
+        """
+        self.hooks.success.append(hook)
+        return hook
+
+    def on_failure(self, hook: Hook) -> Hook:
+        """
+        Call *hook* with the job and what its handler raised, once that is stored.
+        """
+        self.hooks.failure.append(hook)
+        return hook
+
+    def on_timeout(self, hook: Hook) -> Hook:
+        """
+        Call *hook* with a job that was stopped because it ran too long.
+        """
+        self.hooks.timeout.append(hook)
+        return hook
+
+    def on_lease_lost(self, hook: Hook) -> Hook:
+        """
+        Call *hook* with a job whose outcome here does not count any more.
+        """
+        self.hooks.lease_lost.append(hook)
+        return hook
+
+    # -- sending ------------------------------------------------------------------------------------------
+
+    @overload
+    async def enqueue(self, job: NewJob[R], **options: Unpack[Options]) -> JobHandle[R]: ...
+
+    @overload
+    async def enqueue(self, job: str, payload: object = None, **options: Unpack[Options]) -> JobHandle[Any]: ...
+
+    async def enqueue(
+        self, job: NewJob[R] | str, payload: object = None, **options: Unpack[Options]
+    ) -> JobHandle[R] | JobHandle[Any]:
+        """
+        Promise to run a job; by name for senders that lack the handler's code.
+
+        Raises:
+            UsageError: Something about it is wrong; nothing was sent.
+            JobExists, QueueFull: It was not accepted.
+            StoreUnavailable, OutcomeUnknown: See `duly.errors`.
+        """
+        if isinstance(job, str):
+            job = new_job(job, payload, self.settings.limits)
+        if options:
+            job = job.options(**options)
+        placed = await (await self.store()).enqueue(self._order(job))
+        return JobHandle(self, placed.key, placed)
+
+    async def enqueue_many(self, jobs: Iterable[NewJob[Any]]) -> list[JobHandle[Any] | DulyError]:
+        """
+        Promise any number of jobs; one outcome for each, in their order.  A wrong one is an outcome, too.
+        """
+        outcomes: list[Any] = []
+        orders, positions = [], []
+        for job in jobs:
+            try:
+                orders.append(self._order(job))
+                positions.append(len(outcomes))
+                outcomes.append(None)
+            except UsageError as error:
+                outcomes.append(error)
+        answers = await (await self.store()).enqueue_many(orders)
+        for position, answer in zip(positions, answers, strict=True):
+            outcomes[position] = answer if isinstance(answer, DulyError) else JobHandle(self, answer.key, answer)
+        return outcomes
+
+    def _order(self, job: NewJob[Any]) -> Any:
+        handler = self.handlers.get(job.topic)
+        if job.max_crashes is None and handler is not None and handler.max_crashes != self._default_max_crashes:
+            job = job.options(max_crashes=handler.max_crashes)
+        return job.order(self.settings.limits)
+
+    _default_max_crashes = 3
+
+    def job(self, topic: str, id_: str) -> JobHandle[Any]:
+        """
+        A handle on a job that was sent earlier, maybe by somebody else.
+        """
+        return JobHandle(self, JobKey(check_topic(topic), check_id(id_)))
+
+    def read_result(self, topic: str, value: Any) -> Any:
+        """
+        Turn a result into what its handler says it returns, where that is known here.
+        """
+        handler = self.handlers.get(topic)
+        if handler is None:
+            return value
+        kind = handler.binding.returns()
+        if kind is None:
+            return value
+        try:
+            return msgspec.convert(value, kind)
+        except (msgspec.ValidationError, TypeError):
+            return value
+
+    # -- working ------------------------------------------------------------------------------------------
+
+    async def work(
+        self,
+        *,
+        concurrency: int | None = None,
+        topics: Sequence[str] | None = None,
+        stop: asyncio.Event | None = None,
+        stalled: Callable[[list[str]], None] | None = None,
+    ) -> None:
+        """
+        Run jobs in this process until cancelled or *stop* is set; then drain.
+
+        Raises:
+            UsageError: There is no handler.
+        """
+        chosen = list(topics) if topics is not None else None
+        for topic in chosen or ():
+            if self.handlers.get(topic) is None:
+                msg = f"there is no handler of topic {topic}; known are {', '.join(self.handlers.topics()) or 'none'}"
+                raise UsageError(msg)
+        if not self.handlers.topics():
+            msg = "there is no handler: decorate a function with @app.handler(topic)"
+            raise UsageError(msg)
+        await self.store()
+        settings = self.settings
+        if concurrency is not None:
+            settings = replace(settings, concurrency=concurrency)
+        crew = Crew(self.make_store, self.handlers, self.hooks, settings, topics=chosen, stalled=stalled)
+        if self.facts and self.facts.uptime_s * 1000 < settings.lease_ms:
+            for recoverer in crew.recoverers:
+                recoverer.hold("the server has just started")
+        await crew.run(stop or asyncio.Event())
+
+    # -- connecting ---------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """
+        Connect.
+        """
+        await self.store()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def store(self) -> Store:
+        """
+        The connected store.
+
+        Raises:
+            StoreUnavailable: The server cannot be reached or started.
+            ServerUnsuitable, LayoutMismatch: It does not fit.
+        """
+        loop = asyncio.get_running_loop()
+        if self._store is not None and self._loop is loop:
+            return self._store
+        if self._connecting is None or self._loop is not loop:
+            self._loop, self._store, self._waiters, self._connecting = loop, None, None, asyncio.Lock()
+        async with self._connecting:
+            if self._store is None:
+                self._store = await self._connect()
+        return self._store
+
+    async def _connect(self) -> Store:
+        if self.settings.url is None and self._server is None:
+            from duly.embedded.server import EmbeddedServer  # noqa: PLC0415  # only who has no server needs one
+
+            self._server = EmbeddedServer(self.settings.data, self.settings.durability)
+            await asyncio.to_thread(self._server.start)
+        store = self.make_store()
+        try:
+            self.facts = await inspect(store.link)
+            for warning in self.facts.warnings:
+                log.warning("%s", warning)
+            await create(
+                store.link,
+                store.namespace,
+                store.shards,
+                max_event_rows=self.settings.events_rows,
+                max_event_bytes=self.settings.events_bytes,
+            )
+        except BaseException:
+            await store.link.aclose()
+            raise
+        return store
+
+    def make_store(self) -> Store:
+        """
+        A store with connections of its own, for another thread or task.
+        """
+        settings = self.settings
+        server = self._server
+
+        async def ensure() -> None:
+            assert server is not None
+            try:
+                await asyncio.to_thread(server.ensure)
+            except (StoreUnavailable, UsageError) as error:
+                log.warning("%s", error)
+
+        url = settings.url if server is None else server.url
+        assert url is not None
+        link = Link(url, ensure=ensure if server else None, timeout_s=settings.socket_timeout_ms / 1000)
+        return Store(
+            link,
+            namespace=settings.namespace,
+            shards=settings.shards,
+            lease_ms=settings.lease_ms,
+            max_crashes=self._default_max_crashes,
+            keeping=Keeping(
+                done_ms=settings.keep_succeeded_ms,
+                done_bytes=settings.keep_succeeded_bytes,
+                dead_ms=settings.keep_dead_ms,
+                dead_bytes=settings.keep_dead_bytes,
+            ),
+        )
+
+    async def views(self) -> Views:
+        """
+        Read-only questions to the store.
+        """
+        return Views(await self.store())
+
+    async def waiters(self) -> Waiters:
+        """
+        Who waits for jobs to end.
+        """
+        store = await self.store()
+        if self._waiters is None:
+            self._waiters = Waiters(store)
+        return self._waiters
+
+    async def aclose(self) -> None:
+        """
+        Close connections; the embedded server ends when its last user has gone.
+        """
+        if self._waiters is not None:
+            await self._waiters.aclose()
+            self._waiters = None
+        if self._store is not None:
+            await self._store.link.aclose()
+            self._store = None
+        if self._server is not None:
+            await asyncio.to_thread(self._server.close)
+            self._server = None

@@ -1,0 +1,146 @@
+"""
+A handle on a job that was sent: ask about it, move it, wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from duly.backoff import wait_ms
+from duly.codec import decode
+from duly.errors import JobCancelled, JobFailed, JobNotFound, UsageError
+from duly.job import Job, JobKey, JobState, Placed, moment
+from duly.newjob import due_at_ms
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from duly.app import Duly
+    from duly.backoff import Seconds
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class JobHandle(Generic[R_co]):
+    """
+    A job of which the identity is known.
+    """
+
+    def __init__(self, app: Duly, key: JobKey, placed: Placed | None = None) -> None:
+        self._app = app
+        self.key = key
+        self.placed = placed  #: what the store answered when it was sent
+
+    def __repr__(self) -> str:
+        return f"<JobHandle {self.key}>"
+
+    @property
+    def topic(self) -> str:
+        """
+        Its topic.
+        """
+        return self.key.topic
+
+    @property
+    def id(self) -> str:
+        """
+        Its id, unique within the topic.
+        """
+        return self.key.id
+
+    @property
+    def created(self) -> bool:
+        """
+        Whether sending it made a new revision, rather than finding the job there already.
+        """
+        return self.placed is not None and self.placed.created
+
+    @property
+    def due_at(self) -> datetime | None:
+        """
+        When it was due as of when it was sent.
+        """
+        return moment(self.placed.due_ms) if self.placed else None
+
+    async def get(self) -> Job:
+        """
+        The job as it is now.
+
+        Raises:
+            JobNotFound: It was pruned, or never was.
+        """
+        job = await (await self._app.views()).get(self.key)
+        if job is None:
+            msg = f"there is no job {self.key}: it was pruned, or never was"
+            raise JobNotFound(msg)
+        return job
+
+    async def cancel(self) -> JobState:
+        """
+        End it, also while it runs; the state that it is in now, which is another one if it had ended before.
+
+        Raises:
+            JobNotFound: It was pruned, or never was.
+        """
+        [state] = await (await self._app.store()).cancel([self.key])
+        if state is None:
+            msg = f"there is no job {self.key}: it was pruned, or never was"
+            raise JobNotFound(msg)
+        return state
+
+    async def reschedule(self, *, delay: Seconds | None = None, due_at: datetime | None = None) -> Placed:
+        """
+        Give it another due time, if it has not started.
+
+        Raises:
+            UsageError: Say either *delay* or *due_at*.
+            Conflict: It runs or has ended.
+            JobNotFound: It was pruned, or never was.
+        """
+        if (delay is None) == (due_at is None):
+            msg = "say either delay or due_at"
+            raise UsageError(msg)
+        store = await self._app.store()
+        return await store.reschedule(
+            self.key,
+            delay_ms=None if delay is None else wait_ms(delay),
+            due_ms=None if due_at is None else due_at_ms(due_at),
+        )
+
+    async def requeue(self) -> Placed:
+        """
+        Run it again now that it has ended.
+
+        Raises:
+            Conflict: It has not ended.
+            JobNotFound: It was pruned, or never was.
+        """
+        [answer] = await (await self._app.store()).requeue([self.key])
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def result(self, timeout: float | None = None) -> R_co:  # noqa: ASYNC109  # part of the public surface
+        """
+        Wait until it has ended and return what its handler returned.
+
+        Raises:
+            TimeoutError: It has not ended within *timeout* seconds.
+            JobFailed: It is dead.
+            JobCancelled: It was cancelled or expired.
+            JobNotFound: It was pruned, or never was.
+        """
+        waiters = await self._app.waiters()
+        async with asyncio.timeout(timeout):
+            state, outcome = await waiters.ended(self.key)
+        document = decode(outcome) if outcome else None
+        if state is JobState.succeeded:
+            return self._app.read_result(self.topic, document)
+        told = document if isinstance(document, dict) else {}
+        said = ": ".join(str(told[part]) for part in ("type", "message") if told.get(part))
+        if state is JobState.dead:
+            raise JobFailed(f"{self.key} is dead: {said}")
+        raise JobCancelled(f"{self.key} was cancelled: {said}")
+
+

@@ -1,0 +1,51 @@
+"""
+Hooks: functions that an app wants to be told what happens to its runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger("duly.hooks")
+
+Moment = Literal["start", "success", "failure", "timeout", "lease_lost"]
+
+
+class Hooks:
+    """
+    The hooks of one app, by the moment they wait for.
+
+    A hook that fails is logged; it never changes what becomes of a job.
+    """
+
+    def __init__(self) -> None:
+        self.start: list[Callable[..., Any]] = []
+        self.success: list[Callable[..., Any]] = []
+        self.failure: list[Callable[..., Any]] = []
+        self.timeout: list[Callable[..., Any]] = []
+        self.lease_lost: list[Callable[..., Any]] = []
+
+    @property
+    def any(self) -> bool:
+        """
+        Whether there is anybody to tell about an ending.
+        """
+        return bool(self.success or self.failure or self.timeout)
+
+    async def tell(self, moment: Moment, *about: object) -> None:
+        """
+        Call every hook of *moment*, one after the other.
+        """
+        hooks: list[Callable[..., Any]] = getattr(self, moment)
+        for hook in hooks:
+            try:
+                answer = hook(*about)
+                if inspect.isawaitable(answer):
+                    await answer
+            except Exception:
+                log.exception("hook on_%s failed", moment)

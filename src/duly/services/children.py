@@ -1,0 +1,265 @@
+"""
+Child processes for functions that need a process of their own: one call at a time, killed when over time.
+
+What crosses the pipe is JSON, as everywhere.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import threading
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from duly.codec import decode, encode, error_document, signature
+from duly.context import CURRENT, CurrentJob
+from duly.job import JobKey, Lane, Lease
+from duly.outcome import Bury, Retry, Snooze
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.connection import Connection
+
+    from duly.handlers import Handler
+
+_spawn = multiprocessing.get_context("spawn")
+
+
+class ChildCrashed(Exception):
+    """
+    The child process ended without an answer.
+    """
+
+
+class ChildError(Exception):
+    """
+    What a handler raised in a child process, as far as JSON carries it.
+    """
+
+    def __init__(self, document: bytes, signature: str) -> None:
+        super().__init__(signature)
+        self.document = document
+        self.signature = signature
+
+
+class Call(msgspec.Struct):
+    """
+    One run, as the child needs to know it.
+    """
+
+    topic: str
+    id: str
+    revision: int
+    token: int
+    nonce: bytes
+    attempt: int
+    crashes: int
+    due_ms: int
+    claimed_ms: int
+    remaining_s: float
+    payload: bytes
+    context: dict[str, Any]
+
+
+class Answer(msgspec.Struct, omit_defaults=True):
+    """
+    What the child has to say: progress, a result, a planned ending, or an error.
+    """
+
+    kind: str
+    value: Any = None
+    error: bytes = b""
+    signature: str = ""
+
+
+_calls = msgspec.json.Decoder(Call)
+_answers = msgspec.json.Decoder(Answer)
+
+
+class Child:
+    """
+    A child process that runs the handler of one topic.
+    """
+
+    def __init__(self, handler: Handler[..., Any]) -> None:
+        self._pipe, theirs = _spawn.Pipe()
+        fn = handler.fn
+        self._process = _spawn.Process(
+            target=_serve, args=(fn.__module__, fn.__qualname__, theirs, handler.limits.result), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        self.calls = 0
+
+    def run(self, call: Call, report: Callable[[Any], None]) -> Any:
+        """
+        Run one job and return or raise what the handler did.  Blocks.
+
+        Raises:
+            ChildCrashed: The process ended meanwhile.
+        """
+        self.calls += 1
+        try:
+            self._pipe.send_bytes(msgspec.json.encode(call))
+            while True:
+                answer = _answers.decode(self._pipe.recv_bytes())
+                match answer.kind:
+                    case "progress":
+                        report(answer.value)
+                    case "result":
+                        return answer.value
+                    case "snooze":
+                        return Snooze(answer.value / 1000)
+                    case "retry":
+                        delay_ms, reason = answer.value
+                        return Retry(None if delay_ms is None else delay_ms / 1000, reason)
+                    case "bury":
+                        return Bury(answer.value)
+                    case _:
+                        raise ChildError(answer.error, answer.signature)
+        except (EOFError, OSError) as error:
+            self._process.join(1)
+            raise ChildCrashed(f"the child process ended with exit code {self._process.exitcode}") from error
+
+    @property
+    def alive(self) -> bool:
+        """
+        Whether it can take another call.
+        """
+        return self._process.is_alive()
+
+    def kill(self) -> None:
+        """
+        End the process at once.
+        """
+        self._process.kill()
+
+
+class Children:
+    """
+    Children by topic, kept for the next job.
+    """
+
+    def __init__(self) -> None:
+        self._idle: dict[str, list[Child]] = {}
+        self._lock = threading.Lock()
+        self._all: set[Child] = set()
+
+    def take(self, handler: Handler[..., Any]) -> Child:
+        """
+        A child that waits, or a new one.
+        """
+        with self._lock:
+            waiting = self._idle.setdefault(handler.topic, [])
+            while waiting:
+                child = waiting.pop()
+                if child.alive:
+                    return child
+                self._all.discard(child)
+        child = Child(handler)
+        with self._lock:
+            self._all.add(child)
+        return child
+
+    def give_back(self, handler: Handler[..., Any], child: Child) -> None:
+        """
+        Keep a child for the next job of its topic.
+        """
+        with self._lock:
+            if child.alive:
+                self._idle.setdefault(handler.topic, []).append(child)
+            else:
+                self._all.discard(child)
+
+    def close(self) -> None:
+        """
+        End all children.
+        """
+        with self._lock:
+            for child in self._all:
+                child.kill()
+            self._all.clear()
+            self._idle.clear()
+
+
+def call_of(lease: Lease, context: dict[str, Any]) -> Call:
+    """
+    Describe a lease to a child.
+    """
+    return Call(
+        lease.key.topic,
+        lease.key.id,
+        lease.revision,
+        lease.token,
+        lease.nonce,
+        lease.attempt,
+        lease.crashes,
+        lease.due_ms,
+        lease.claimed_ms,
+        lease.ttr_ms / 1000,
+        lease.payload,
+        context,
+    )
+
+
+def _serve(module: str, qualname: str, pipe: Connection, limit: int) -> None:
+    """
+    The child: run one call after the other until the pipe closes, as it does when the parent dies.
+    """
+    import time  # noqa: PLC0415  # only the child needs it
+
+    found: Any = importlib.import_module(module)
+    for part in qualname.split("."):
+        found = getattr(found, part)
+    handler: Handler[..., Any] = found
+    while True:
+        try:
+            call = _calls.decode(pipe.recv_bytes())
+        except (EOFError, OSError):
+            return
+
+        def report(value: object) -> None:
+            encode(value, what="progress", limit=limit)
+            pipe.send_bytes(msgspec.json.encode(Answer("progress", value)))
+
+        lease = Lease(
+            JobKey(call.topic, call.id),
+            0,
+            Lane.normal,
+            call.revision,
+            call.token,
+            call.nonce,
+            call.attempt,
+            call.crashes,
+            call.due_ms,
+            call.claimed_ms,
+            0,
+            int(call.remaining_s * 1000),
+            call.due_ms,
+            call.payload,
+        )
+        CURRENT.set(CurrentJob(lease, call.context, time.monotonic() + call.remaining_s, report))
+        pipe.send_bytes(msgspec.json.encode(_answer(handler, call.payload, limit)))
+
+
+def _answer(handler: Handler[..., Any], payload: bytes, limit: int) -> Answer:
+    try:
+        args, kwargs = handler.bind(payload)
+        result = handler.fn(*args, **kwargs)
+    except (Snooze, Retry, Bury) as planned:
+        result = planned
+    except BaseException as error:  # noqa: BLE001  # the parent decides what becomes of it
+        return Answer("error", error=error_document(error), signature=signature(error))
+    match result:
+        case Snooze():
+            return Answer("snooze", result.delay_ms)
+        case Retry():
+            return Answer("retry", [result.delay_ms, result.reason])
+        case Bury():
+            return Answer("bury", result.reason)
+    try:
+        return Answer("result", decode(encode(result, what="result", limit=limit)))
+    except Exception as error:  # noqa: BLE001  # a result that cannot be stored is a failed attempt
+        return Answer("error", error=error_document(error), signature=signature(error))

@@ -1,0 +1,151 @@
+"""
+Everything that a working process carries: worker, timers, heart, recoverer, pruner, auditor, supervised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from duly.services.auditor import Auditor
+from duly.services.heart import Heart
+from duly.services.outlook import Outlook
+from duly.services.pruner import Pruner
+from duly.services.recoverer import Recoverer
+from duly.services.service import Pulse, run_forever
+from duly.services.timer import Timer, TimerBell
+from duly.services.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from typing import Any
+
+    from duly.handlers import Handlers
+    from duly.hooks import Hooks
+    from duly.job import Lease
+    from duly.settings import Settings
+    from duly.store import Store
+
+log = logging.getLogger("duly.crew")
+
+
+class Crew:
+    """
+    One worker and the duties beside it.  A loop that dies takes the crew down; a lost connection does not.
+    """
+
+    def __init__(
+        self,
+        make_store: Callable[[], Store],
+        handlers: Handlers,
+        hooks: Hooks,
+        settings: Settings,
+        *,
+        topics: list[str] | None = None,
+        stalled: Callable[[list[str]], None] | None = None,
+        tracebacks: bool = False,
+    ) -> None:
+        self.store = store = make_store()
+        self.pulse = Pulse()
+        self._stalled = stalled
+        self._outlooks = [Outlook() for _ in range(store.shards)]
+        self.worker = Worker(
+            store,
+            handlers,
+            self._outlooks,
+            concurrency=settings.concurrency,
+            block_s=settings.block_ms / 1000,
+            grace_s=settings.drain_grace_ms / 1000,
+            role=settings.role,
+            hooks=hooks,
+            topics=topics,
+            tracebacks=tracebacks,
+        )
+        self.recoverers = [
+            Recoverer(store, shard, outlook, every_s=settings.recover_scan_ms / 1000)
+            for shard, outlook in enumerate(self._outlooks)
+        ]
+        self.timers = [
+            Timer(
+                store,
+                shard,
+                outlook,
+                name=self.worker.name,
+                role=settings.role,
+                scan_s=settings.timer_scan_ms / 1000,
+            )
+            for shard, outlook in enumerate(self._outlooks)
+        ]
+        self._bells = [TimerBell(store, shard, outlook) for shard, outlook in enumerate(self._outlooks)]
+        self._duties = [Pruner(store), Auditor(store)]
+        self._heart_settings = (make_store, settings.stall_ms / 1000)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """
+        Work until *stop* is set or the task is cancelled, then drain.
+
+        Raises:
+            Whatever ended a loop that must not end.
+        """
+        make_store, stall_s = self._heart_settings
+        loop = asyncio.get_running_loop()
+        heart = Heart(
+            make_store,
+            worker=self.worker.name,
+            about=self.worker.about,
+            held=self.worker.running.held,
+            lost=lambda leases: _from_thread(loop, lambda: self._lost(leases)),
+            pulse=self.pulse,
+            stall_s=stall_s,
+            stalled=self._on_stall,
+        )
+        heart.start()
+        services = [self.worker, *self.timers, *self._bells, *self.recoverers, *self._duties]
+        loops: list[Coroutine[Any, Any, None]] = [run_forever(service, self.pulse) for service in services]
+        tasks = [asyncio.create_task(each) for each in (*loops, self.worker.sweep(), self._listen())]
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
+            failed = next((task for task in tasks if task.done()), None)
+            if failed is not None:
+                failed.result()
+                raise RuntimeError("a loop of the worker ended by itself")
+        finally:
+            stopped.cancel()
+            try:
+                # A second cancellation, while draining, means now.
+                await self.worker.drain()
+            except asyncio.CancelledError:
+                await self.worker.give_back_all()
+                raise
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                await asyncio.to_thread(heart.stop)
+                await self.store.link.aclose()
+
+    def _lost(self, leases: list[Lease]) -> None:
+        for lease in leases:
+            self.worker.stop_run(lease.key.member, lease.token)
+
+    async def _listen(self) -> None:
+        """
+        Stop runs whose token is void as soon as that is published.
+        """
+        channels = [keys.fixed["stop"] for keys in self.store.keys]
+        async for channel, message in self.store.link.listen(*channels):
+            if channel:
+                member, _, token = message.decode().rpartition(" ")
+                self.worker.stop_run(member, int(float(token)))
+
+    def _on_stall(self, names: list[str]) -> None:
+        log.critical("no progress in %s: this process does not work any more", ", ".join(names))
+        if self._stalled is not None:
+            self._stalled(names)
+
+
+def _from_thread(loop: asyncio.AbstractEventLoop, fn: Callable[[], None]) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(fn)

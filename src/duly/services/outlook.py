@@ -1,0 +1,92 @@
+"""
+What a process knows of a shard's near future, from the last answer of any script that looked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from duly.store import Look
+
+
+class Outlook:
+    """
+    When the next job falls due and the next lease ends, on this process's monotonic clock.
+
+    Claims, promotes and timer messages all feed it, so one look serves timer,
+    recoverer and worker alike, and an idle worker asks the server little.
+    """
+
+    def __init__(self) -> None:
+        self.rank = 3
+        self.seen_s = 0.0  #: when a look last succeeded
+        self.server_ms = 0
+        self._due_s: float | None = None
+        self._lease_s: float | None = None
+        self._changed: asyncio.Future[bool] | None = None
+
+    def note(self, look: Look, sent_s: float) -> None:
+        """
+        Take over what a script saw; *sent_s* is when it was asked, on the monotonic clock.
+        """
+        self.seen_s = time.monotonic()
+        self.server_ms = look.now_ms
+        self.rank = look.rank
+        # Counted from the answer, not from the question: early would be a wasted wake-up.
+        base = (sent_s + self.seen_s) / 2
+        self._due_s = None if look.next_due_ms is None else base + (look.next_due_ms - look.now_ms) / 1000
+        self._lease_s = None if look.next_lease_ms is None else base + (look.next_lease_ms - look.now_ms) / 1000
+        self._tell()
+
+    def note_due(self, due_ms: int) -> None:
+        """
+        Take over an earlier due time that the timer stream told of.
+        """
+        due_s = self.seen_s + (due_ms - self.server_ms) / 1000
+        if self._due_s is None or due_s < self._due_s:
+            self._due_s = due_s
+            self._tell()
+
+    def due_in_s(self) -> float | None:
+        """
+        Seconds until the next job is due, None if there is none.
+        """
+        return None if self._due_s is None else self._due_s - time.monotonic()
+
+    def lease_over(self) -> bool:
+        """
+        Whether a lease has ended as far as we know.
+        """
+        return self._lease_s is not None and self._lease_s <= time.monotonic()
+
+    def age_s(self) -> float:
+        """
+        How long ago the last look was.
+        """
+        return time.monotonic() - self.seen_s
+
+    async def changed(self, timeout_s: float) -> bool:
+        """
+        Sleep for *timeout_s*; True as soon as something new was noted meanwhile.
+        """
+        loop = asyncio.get_running_loop()
+        future = self._changed = loop.create_future()
+        alarm = loop.call_later(max(timeout_s, 0), _wake, future)
+        try:
+            await future
+        finally:
+            alarm.cancel()
+            self._changed = None
+        return future.result()
+
+    def _tell(self) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(True)
+
+
+def _wake(future: asyncio.Future[bool]) -> None:
+    if not future.done():
+        future.set_result(False)

@@ -1,0 +1,99 @@
+"""
+The timer: sleeps until the next job is due, promotes it, and sleeps again.
+
+Exact wake-up plus a safety scan: the scan runs whatever happens, because the
+one that slept may have died.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from duly.store import PER_CALL
+
+if TYPE_CHECKING:
+    from duly.services.outlook import Outlook
+    from duly.store import Store
+
+log = logging.getLogger("duly.timer")
+
+STAND_BY_S = 0.02  #: how much later each stand-by looks
+STANDS_BY = 2  #: the last rank that looks at the due time at all
+LISTEN_S = 5.0
+
+
+class Timer:
+    """
+    Promotes what is due on one shard.
+    """
+
+    every_s = 0.0  # it does its own sleeping, to the millisecond
+
+    def __init__(self, store: Store, shard: int, outlook: Outlook, *, name: str, role: str, scan_s: float) -> None:
+        self._store = store
+        self._shard = shard
+        self._outlook = outlook
+        self._name = name
+        self._role = role
+        self._scan_s = scan_s
+
+    async def run_once(self) -> int:
+        """
+        Sleep until a job is due or a scan is, then promote; woken by an earlier due time, return at once.
+        """
+        outlook = self._outlook
+        sleep_s = self._scan_s - outlook.age_s()
+        due_in_s = outlook.due_in_s()
+        if due_in_s is not None and outlook.rank <= STANDS_BY:
+            sleep_s = min(sleep_s, due_in_s + STAND_BY_S * outlook.rank)
+        if sleep_s > 0 and await outlook.changed(sleep_s):
+            return 0
+        return await self.promote()
+
+    async def promote(self) -> int:
+        """
+        Promote what is due now; how many jobs that were.
+        """
+        moved = 0
+        while True:
+            sent_s = time.monotonic()
+            look = await self._store.promote(self._shard, timer=self._name, role=self._role)
+            self._outlook.note(look, sent_s)
+            moved += look.moved
+            if look.moved < PER_CALL and not look.unnamed:
+                return moved
+
+
+class TimerBell:
+    """
+    Listens to the shard's timer stream, from the last id it saw, for an earlier due time.
+    """
+
+    every_s = 0.0
+
+    def __init__(self, store: Store, shard: int, outlook: Outlook) -> None:
+        self._store = store
+        self._key = store.keys[shard].fixed["timer"]
+        self._outlook = outlook
+        self._last: bytes | None = None
+
+    async def run_once(self) -> int:
+        """
+        Wait for one message, or for some seconds.
+        """
+        call = self._store.link.call
+        if self._last is None:
+            # What came before the first promote of this process is seen by that promote.
+            entries = await call("XREVRANGE", self._key, "+", "-", "COUNT", 1)
+            self._last = entries[0][0] if entries else b"0-0"
+        reply = await call(
+            *("XREAD", "COUNT", 10, "BLOCK", int(LISTEN_S * 1000), "STREAMS", self._key, self._last),
+            timeout_s=LISTEN_S + 5,
+        )
+        if reply:
+            for entry, fields in reply[0][1]:
+                self._last = entry
+                self._outlook.note_due(int(float(fields[1])))
+        return 0

@@ -1,0 +1,495 @@
+"""
+The worker: claims free slots' worth of jobs, runs their handlers, and stores what became of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import os
+import random
+import secrets
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from duly.backoff import from_wire
+from duly.codec import Unreadable, decode_envelope, encode, reason_document
+from duly.context import CURRENT, CurrentJob
+from duly.errors import DulyError, JobNotFound, LeaseLost, UsageError
+from duly.outcome import Ack, Buried, Raised, RetryLater, outcome_of
+from duly.services.children import ChildError, Children, call_of
+from duly.services.running import Run, Running
+from duly.services.threads import Threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from duly.backoff import Backoff
+    from duly.codec import Envelope
+    from duly.handlers import Handler, Handlers
+    from duly.hooks import Hooks
+    from duly.job import Lease
+    from duly.outcome import Outcome
+    from duly.services.outlook import Outlook
+    from duly.store import Store
+
+log = logging.getLogger("duly.worker")
+
+SWEEP_S = 0.05
+WORN_THREADS = 8  #: so many threads that would not stop, and the process should begin anew
+OUTCOMES_PER_SLOT = 4  #: outcomes on their way, for each slot, before no more is claimed
+LONGEST_PAUSE_S = 2.0
+
+
+def worker_name() -> str:
+    """
+    A name that is new with every start.
+    """
+    return f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+class WornOut(DulyError):
+    """
+    Too many handler threads would not stop: the process should be started anew.
+    """
+
+
+class Worker:
+    """
+    Runs jobs of an app's handlers.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        handlers: Handlers,
+        outlooks: list[Outlook],
+        *,
+        concurrency: int,
+        block_s: float = 1.0,
+        grace_s: float = 25.0,
+        role: str = "auto",
+        name: str = "",
+        hooks: Hooks,
+        topics: list[str] | None = None,
+        tracebacks: bool = False,
+    ) -> None:
+        self.name = name or worker_name()
+        self.running = Running(concurrency)
+        self.claimed = 0
+        self.finished = 0
+        self.fenced = 0
+        self._store = store
+        self._handlers = handlers
+        self._outlooks = outlooks
+        self._block_s = block_s
+        self._grace_s = grace_s
+        self._role = role
+        self._hooks = hooks
+        self._topics = topics
+        self._tracebacks = tracebacks
+        self._number = 0
+        self._worn = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._threads = Threads()
+        self._children = Children()
+        self._stopping = False
+        self._waiting: asyncio.Task[Any] | None = None
+        self._encode_result = lambda value: (
+            b"" if value is None else encode(value, what="result", limit=handlers.limits.result)
+        )
+
+    # -- claiming -----------------------------------------------------------------------------------------
+
+    every_s = 0.0
+
+    async def run_once(self) -> int:
+        """
+        Claim what there is for free slots and start it; wait a little if there is nothing.
+        """
+        if self._worn >= WORN_THREADS:
+            msg = f"{self._worn} handler threads did not stop when told: the process should be started anew"
+            raise WornOut(msg)
+        handlers = self._my_handlers()
+        wants = self.running.wants(handlers) if not self._stopping and not self._clogged() else []
+        if not wants:
+            await self._pause(self.running.changed())
+            return 0
+        limit = self.running.free
+        started = 0
+        for shard in self._shard_order():
+            taken, unnamed = await self._claim(shard, wants, limit - started)
+            started += taken
+            if unnamed:
+                # Due jobs of topics that others serve: put them within reach of those.
+                await self._store.promote(shard, unnamed)
+            wants = self.running.wants(handlers)
+            if not wants or self._stopping:
+                break
+        if started < limit and not self._stopping:
+            await self._pause(self._store.wait([want.topic for want in wants or self.running.wants(handlers)], self._block_s))
+        return started
+
+    async def _claim(self, shard: int, wants: list[Any], limit: int) -> tuple[int, tuple[str, ...]]:
+        self._number += 1
+        sent_s = time.monotonic()
+        claimed = await self._store.claim(
+            shard,
+            wants,
+            worker=self.name,
+            number=self._number,
+            limit=limit,
+            suspects=self.running.suspects == 0,
+            timer=self.name,
+            role=self._role,
+        )
+        self._outlooks[shard].note(claimed.look, sent_s)
+        for lease in claimed.leases:
+            self._start(lease, sent_s)
+        self.claimed += len(claimed.leases)
+        return len(claimed.leases), claimed.look.unnamed
+
+    def _my_handlers(self) -> list[Handler[..., Any]]:
+        topics = self._handlers.topics() if self._topics is None else self._topics
+        found = (self._handlers.get(topic) for topic in topics)
+        return [handler for handler in found if handler is not None]
+
+    def _clogged(self) -> bool:
+        return len(self.running.runs) >= OUTCOMES_PER_SLOT * self.running.concurrency + 100
+
+    def _shard_order(self) -> list[int]:
+        shards = list(range(self._store.shards))
+        turn = self._number % len(shards)
+        return shards[turn:] + shards[:turn]
+
+    async def _pause(self, waiting: Coroutine[Any, Any, Any]) -> None:
+        """
+        Wait for something that `nudge` may cut short.
+        """
+        task = self._waiting = asyncio.ensure_future(waiting)
+        try:
+            await asyncio.wait([task], timeout=self._block_s + 1)
+        finally:
+            self._waiting = None
+            if not task.done():
+                task.cancel()
+        if task.done() and not task.cancelled() and (error := task.exception()):
+            raise error
+
+    def nudge(self) -> None:
+        """
+        Look for work now.
+        """
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.cancel()
+
+    # -- running ------------------------------------------------------------------------------------------
+
+    def _start(self, lease: Lease, sent_s: float) -> None:
+        handler = self._handlers.get(lease.key.topic)
+        if handler is None:
+            # Removed between the claim and now: somebody else may have it.
+            self._spawn(self._give_back(lease))
+            return
+        run = Run(lease, handler, sent_s)
+        self.running.begin(run)
+        task = self._spawn(self._run(run))
+        if handler.run_in == "loop":
+            run.interrupt = task.cancel
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _give_back(self, lease: Lease) -> None:
+        try:
+            await self._store.release(lease)
+        except DulyError as error:
+            log.warning("could not release %s: %s", lease.key, error)
+
+    async def _run(self, run: Run) -> None:
+        lease, handler = run.lease, run.handler
+        try:
+            envelope = decode_envelope(lease.envelope)
+            answer = await self._call(run, envelope)
+            run.interrupt = None
+            if run.stopped == "lost":
+                self._lose(run)
+                return
+            if run.stopped == "drain":
+                await self._save(run, None)
+                return
+            outcome = self._decide(run, envelope, answer)
+            self.running.free_slot(run)
+            await self._save(run, outcome)
+            self._tell_hooks(run, answer, outcome)
+        except asyncio.CancelledError:
+            # Cancelled from outside the worker, for instance with the loop: the lease runs out by itself.
+            if not run.stopped:
+                raise
+        finally:
+            suspect = lease.crashes > 0
+            self.running.end(run)
+            self.finished += 1
+            if suspect:
+                self.nudge()
+            del handler
+
+    async def _call(self, run: Run, envelope: Envelope) -> object:
+        """
+        Call the handler; the answer is what it returned, or `Raised`.
+        """
+        lease, handler = run.lease, run.handler
+        run.started_s = time.monotonic()
+        run.deadline_s = run.started_s + lease.ttr_ms / 1000
+        context = envelope.context or {}
+        try:
+            args, kwargs = handler.bind(lease.payload)
+        except Unreadable as error:
+            return Raised(error)
+        if handler.run_in == "loop":
+            run.job = job = CurrentJob(lease, context, run.deadline_s, lambda value: self._progress(lease, value))
+            CURRENT.set(job)
+            if self._hooks.start:
+                await self._hooks.tell("start", job)
+            try:
+                return await handler.fn(*args, **kwargs)
+            except asyncio.CancelledError:
+                if not run.stopped:
+                    raise
+                # The loop counts the request as served: what follows may await again.
+                if (task := asyncio.current_task()) is not None:
+                    task.uncancel()
+                return Raised(_time_over(lease))
+            except Exception as error:  # noqa: BLE001  # a handler may raise anything
+                return Raised(error)
+        report = self._report_from_thread(lease)
+        run.job = job = CurrentJob(lease, context, run.deadline_s, report)
+        if self._hooks.start:
+            await self._hooks.tell("start", job)
+        if handler.run_in == "process":
+            return await self._call_in_child(run, context, report)
+        copy = contextvars.copy_context()
+        copy.run(CURRENT.set, job)
+        return await self._call_in_thread(run, lambda: copy.run(handler.fn, *args, **kwargs))
+
+    async def _call_in_thread(self, run: Run, fn: Callable[[], Any]) -> object:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[object] = loop.create_future()
+
+        def settle(answer: object) -> None:
+            if not future.done():
+                future.set_result(answer)
+
+        def done(answer: object, error: BaseException | None) -> None:
+            # The loop may be gone when a thread that was written off comes back.
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(settle, answer if error is None else Raised(error))
+
+        def interrupt() -> None:
+            # A thread cannot be stopped, only told: its slot is written off.
+            if not future.done():
+                self._worn += 1
+                settle(Raised(_time_over(run.lease)))
+
+        run.interrupt = interrupt
+        self._threads.submit(fn, done)
+        return await future
+
+    async def _call_in_child(self, run: Run, context: dict[str, Any], report: Callable[[object], None]) -> object:
+        child = await asyncio.to_thread(self._children.take, run.handler)
+        call = call_of(run.lease, context)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[object] = loop.create_future()
+        # Time to run counts from when the function starts, not from when its process does.
+        run.deadline_s = time.monotonic() + run.lease.ttr_ms / 1000
+
+        def settle(answer: object) -> None:
+            if not future.done():
+                future.set_result(answer)
+
+        def done(answer: object, error: BaseException | None) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(settle, answer if error is None else Raised(error))
+
+        run.interrupt = child.kill
+        self._threads.submit(lambda: child.run(call, report), done)
+        answer = await future
+        self._children.give_back(run.handler, child)
+        return Raised(_time_over(run.lease)) if run.stopped else answer
+
+    async def _progress(self, lease: Lease, value: object) -> None:
+        await self._store.progress(lease, encode(value, what="progress", limit=self._handlers.limits.context))
+
+    def _report_from_thread(self, lease: Lease) -> Callable[[object], None]:
+        loop = asyncio.get_running_loop()
+
+        async def note(data: bytes) -> None:
+            try:
+                await self._store.progress(lease, data)
+            except DulyError as error:
+                log.info("progress of %s was not stored: %s", lease.key, error)
+
+        def report(value: object) -> None:
+            data = encode(value, what="progress", limit=self._handlers.limits.context)
+            loop.call_soon_threadsafe(lambda: self._spawn(note(data)))
+
+        return report
+
+    # -- deciding and saving ------------------------------------------------------------------------------
+
+    def _decide(self, run: Run, envelope: Envelope, answer: object) -> Outcome:
+        handler = run.handler
+        if isinstance(answer, Raised):
+            if isinstance(answer.exc, Unreadable):
+                return Buried(reason_document("unreadable", str(answer.exc)), "unreadable")
+            if isinstance(answer.exc, ChildError):
+                return self._decide_child_error(run, envelope, answer.exc)
+        return outcome_of(
+            answer,
+            attempt=run.lease.attempt,
+            max_attempts=envelope.max_attempts or handler.max_attempts,
+            backoff=_backoff_of(envelope) or handler.backoff,
+            encode_result=self._encode_result,
+            traceback=self._tracebacks,
+        )
+
+    def _decide_child_error(self, run: Run, envelope: Envelope, error: ChildError) -> Outcome:
+        outcome = self._decide(run, envelope, Raised(Exception(error.signature)))
+        if isinstance(outcome, RetryLater):
+            return RetryLater(outcome.delay_ms, error.document, error.signature, counted=True)
+        return Buried(error.document, error.signature)
+
+    async def _save(self, run: Run, outcome: Outcome | None) -> None:
+        """
+        Store an outcome, however long the store is away; None releases the job.
+        """
+        pause_s = 0.05
+        run_ms = max(0, round((time.monotonic() - run.started_s) * 1000))
+        while True:
+            try:
+                await self._save_once(run, outcome, run_ms)
+            except (LeaseLost, JobNotFound):
+                self._lose(run)
+                return
+            except DulyError as error:
+                # Refused, unreachable or unknown: the same call again is safe, and the lease decides who is right.
+                log.warning("outcome of %s not stored yet: %s", run.lease.key, error)
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                continue
+            return
+
+    async def _save_once(self, run: Run, outcome: Outcome | None, run_ms: int) -> None:
+        lease, store = run.lease, self._store
+        match outcome:
+            case None:
+                await store.release(lease)
+            case Ack(result):
+                await store.ack(lease, result, lateness_ms=run.lateness_ms(), run_ms=run_ms)
+            case RetryLater(delay_ms, error, reason, counted):
+                await store.retry(
+                    lease, delay_ms, error, reason, counted=counted, lateness_ms=run.lateness_ms(), run_ms=run_ms
+                )
+            case Buried(error, reason):
+                await store.bury(lease, error, reason, lateness_ms=run.lateness_ms(), run_ms=run_ms)
+
+    def _lose(self, run: Run) -> None:
+        self.fenced += 1
+        log.warning("lost the lease on %s; its outcome here does not count", run.lease.key)
+        if self._hooks.lease_lost and run.job:
+            self._spawn(self._hooks.tell("lease_lost", run.job))
+
+    def _tell_hooks(self, run: Run, answer: object, outcome: Outcome) -> None:
+        if run.job is None or not self._hooks.any:
+            return
+        if run.stopped == "timeout":
+            self._spawn(self._hooks.tell("timeout", run.job))
+        if isinstance(outcome, Ack):
+            self._spawn(self._hooks.tell("success", run.job, answer))
+        else:
+            self._spawn(self._hooks.tell("failure", run.job, answer.exc if isinstance(answer, Raised) else answer))
+
+    # -- stopping -----------------------------------------------------------------------------------------
+
+    def stop_run(self, member: str, token: int) -> None:
+        """
+        Stop a run whose token is void: cancelled, replaced or recovered by others.
+        """
+        run = self.running.runs.get(member)
+        if run is not None and run.lease.token == token:
+            run.stop("lost")
+
+    async def sweep(self) -> None:
+        """
+        Stop what is over its time to run, for ever.
+        """
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            for run in self.running.over_time(time.monotonic()):
+                log.warning("%s ran longer than its time to run of %d ms", run.lease.key, run.lease.ttr_ms)
+                run.stop("timeout")
+
+    async def drain(self) -> None:
+        """
+        Stop claiming, let running jobs finish within the grace, and give back the rest.
+        """
+        self._stopping = True
+        self.nudge()
+        deadline_s = time.monotonic() + self._grace_s
+        while self.running.runs and (left_s := deadline_s - time.monotonic()) > 0:
+            try:
+                async with asyncio.timeout(left_s):
+                    await self.running.changed()
+            except TimeoutError:
+                break
+        await self.give_back_all()
+
+    async def give_back_all(self) -> None:
+        """
+        Release whatever still runs, uncounted.
+        """
+        self._stopping = True
+        for run in list(self.running.runs.values()):
+            if run.slot_held:
+                run.stop("drain")
+        self._grace_s = 0
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=5)
+        self._children.close()
+
+    def about(self) -> bytes:
+        """
+        What the worker says of itself.
+        """
+        return msgspec.json.encode(
+            {
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "topics": [handler.topic for handler in self._my_handlers()],
+                "concurrency": self.running.concurrency,
+                "running": len(self.running.runs),
+                "claimed": self.claimed,
+                "finished": self.finished,
+                "fenced": self.fenced,
+            }
+        )
+
+
+def _backoff_of(envelope: Envelope) -> Backoff | None:
+    try:
+        return from_wire(envelope.backoff) if envelope.backoff else None
+    except UsageError as error:
+        # Sent by a newer release, maybe.  The handler's own is better than none.
+        log.warning("cannot read the backoff of a job: %s", error)
+        return None
+
+
+def _time_over(lease: Lease) -> TimeoutError:
+    return TimeoutError(f"ran longer than its time to run of {lease.ttr_ms / 1000:g} s")

@@ -1,0 +1,80 @@
+"""
+Waiting for jobs to end: told by the closing script, and checked each second all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from duly.errors import JobNotFound
+from duly.job import JobKey, JobState, shard_of
+
+if TYPE_CHECKING:
+    from duly.store import Store
+
+RECHECK_S = 1.0
+
+
+class Waiters:
+    """
+    Who waits for which job, over one subscription.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        self._listener: asyncio.Task[None] | None = None
+
+    async def ended(self, key: JobKey) -> tuple[JobState, bytes]:
+        """
+        Wait until the job has ended; its state and its outcome.
+
+        Raises:
+            JobNotFound: There is no such job (any more).
+        """
+        if self._listener is None or self._listener.done():
+            self._listener = asyncio.create_task(self._listen())
+        loop = asyncio.get_running_loop()
+        while True:
+            future: asyncio.Future[None] = loop.create_future()
+            waiting = self._waiting.setdefault(key.member, set())
+            waiting.add(future)
+            try:
+                answer = await self._watch(key)
+                if not answer:
+                    msg = f"there is no job {key}: it was pruned, or never was"
+                    raise JobNotFound(msg)
+                state = JobState(int(answer[0]))
+                if state.ended:
+                    return state, answer[2]
+                # A message may be lost with a connection: look again anyway.
+                await asyncio.wait([future], timeout=RECHECK_S)
+            finally:
+                waiting.discard(future)
+                if not waiting:
+                    self._waiting.pop(key.member, None)
+
+    async def _watch(self, key: JobKey) -> list[Any]:
+        fixed = self._store.keys[shard_of(key.topic, key.id, self._store.shards)].fixed
+        keys = [fixed[name] for name in ("jobs", "outcomes", "due")]
+        answer: list[Any] = await self._store.link.run("watch", keys, [key.member])
+        return answer
+
+    async def _listen(self) -> None:
+        channels = [keys.fixed["ended_channel"] for keys in self._store.keys]
+        async for channel, member in self._store.link.listen(*channels):
+            if channel:
+                for future in self._waiting.get(member.decode(), ()):
+                    if not future.done():
+                        future.set_result(None)
+
+    async def aclose(self) -> None:
+        """
+        Stop listening.
+        """
+        if self._listener is not None:
+            self._listener.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._listener

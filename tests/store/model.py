@@ -1,0 +1,281 @@
+"""
+What the store promises, as a dictionary and a few rules: no streams, no indexes, no bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from duly.job import JobKey, JobState, Lane
+
+if TYPE_CHECKING:
+    from duly.events import Event
+    from duly.job import Lease, Order
+    from duly.testing import TestClock
+
+LEASE_MS, GRACE_MS, TTR_MS = 15_000, 5_000, 20_000
+DONE_MS, DEAD_MS, STUB_MS = 100_000, 200_000, 60_000
+MAX_CRASHES = 3
+
+
+@dataclass
+class Row:
+    """
+    One job.
+    """
+
+    order: Order
+    state: JobState
+    due: int
+    revision: int = 0
+    attempts: int = 0
+    crashes: int = 0
+    token: int = 0
+    verb: str = ""  #: how the run of that token ended
+    started: int = 0
+    lease: int = 0
+    keep: int = 0
+    outcome: bytes = b""
+    progress: bytes = b""
+    expires: int = 0
+    stub: bool = False
+    timed: bool = False  #: whether the record itself knows the due time
+
+    @property
+    def ttr(self) -> int:
+        return self.order.ttr_ms or TTR_MS
+
+    def is_late(self, now: int) -> bool:
+        return 0 < self.expires < now
+
+
+@dataclass
+class Model:
+    """
+    The queue.
+    """
+
+    clock: TestClock
+    rows: dict[JobKey, Row] = field(default_factory=dict)
+    paused: set[str] = field(default_factory=set)
+    limits: dict[str, int] = field(default_factory=dict)
+    last_number: int = 0  #: the highest revision or token given out so far
+
+    @property
+    def now(self) -> int:
+        return self.clock.now_ms
+
+    def in_state(self, state: JobState, topic: str | None = None) -> list[Row]:
+        return [row for row in self.rows.values() if row.state is state and topic in (None, row.order.key.topic)]
+
+    def grow(self, number: int) -> None:
+        assert number > self.last_number, "revisions and tokens are never reused"
+        self.last_number = number
+
+    # -- verbs --------------------------------------------------------------------------------------------
+
+    def enqueue(self, order: Order) -> tuple[str, Row | None]:
+        old = self.rows.get(order.key)
+        if old and order.on_conflict != "replace":
+            return ("exists" if order.on_conflict == "raise" else "kept"), old
+        due = self.now + (order.delay_ms or 0) if order.due_ms is None else order.due_ms
+        if old and not old.stub and old.due == due and _terms(old.order, old.expires) == _terms(order):
+            return "kept", old
+        topic = order.key.topic
+        waiting = len(self.in_state(JobState.scheduled, topic)) + len(self.in_state(JobState.ready, topic))
+        if (not old or old.state >= JobState.running) and waiting >= self.limits.get(topic, 1_000_000):
+            return "full", None
+        due = max(due, self.now)
+        state = JobState.ready if due == self.now else JobState.scheduled
+        timed = old is not None or state is JobState.ready
+        row = self.rows[order.key] = Row(order, state, due, expires=order.expires_ms, timed=timed)
+        return ("replaced" if old else "created"), row
+
+    def promote(self, topics: tuple[str, ...]) -> int:
+        moved = 0
+        for row in self.in_state(JobState.scheduled):
+            if row.due <= self.now and row.order.key.topic in topics:
+                if row.is_late(self.now):
+                    self.end(row, JobState.cancelled, b'{"type":"expired"}')
+                else:
+                    row.state, row.timed = JobState.ready, True
+                    moved += 1
+        return moved
+
+    def claimed(self, lease: Lease) -> None:
+        row = self.rows[lease.key]
+        assert JobState.ready is row.state
+        assert not row.is_late(self.now)
+        assert lease.key.topic not in self.paused
+        row.state, row.token, row.verb, row.started = JobState.running, lease.token, "", self.now
+        row.lease = self.now + min(LEASE_MS, row.ttr + GRACE_MS)
+        assert (row.revision, row.attempts + 1, row.crashes, row.order.payload, row.due) == (
+            lease.revision,
+            lease.attempt,
+            lease.crashes,
+            lease.payload,
+            lease.due_ms,
+        )
+        assert row.lease == lease.expires_ms
+        self.grow(lease.token)
+
+    def held(self, lease: Lease, verb: str) -> str:
+        """
+        The answer to a verb with a token: 'ok' also where the same was said before.
+        """
+        row = self.rows.get(lease.key)
+        if row is None:
+            return "gone"
+        if row.token != lease.token:
+            return "lost"
+        if row.state is JobState.running:
+            return "run"
+        return "ok" if row.verb == verb else "lost"
+
+    def ack(self, row: Row, result: bytes) -> None:
+        row.attempts += 1
+        self.end(row, JobState.succeeded, result, verb="ack")
+
+    def bury(self, row: Row, error: bytes) -> None:
+        row.attempts += 1
+        self.end(row, JobState.dead, error, verb="bury")
+
+    def retry(self, row: Row, delay_ms: int, error: bytes, *, counted: bool) -> None:
+        row.attempts += counted
+        row.verb, row.progress = "retry", b""
+        row.outcome = error or row.outcome
+        row.state, row.due = JobState.scheduled, self.now + delay_ms
+
+    def release(self, row: Row) -> None:
+        row.state, row.verb, row.progress = JobState.ready, "release", b""
+
+    def extend(self, row: Row) -> None:
+        row.lease = min(self.now + LEASE_MS, row.started + row.ttr + GRACE_MS)
+
+    def recover(self, *, counted: bool) -> tuple[int, int]:
+        back = buried = 0
+        for row in self.in_state(JobState.running):
+            if row.lease > self.now:
+                continue
+            row.verb, row.progress = "recover", b""
+            row.crashes += counted
+            if counted and row.crashes >= (row.order.max_crashes or MAX_CRASHES):
+                text = f"the worker was lost {row.crashes} times while it ran this job"
+                self.end(row, JobState.dead, b'{"type":"crashed","message":"%s"}' % text.encode(), verb="recover")
+                buried += 1
+            elif counted:
+                row.state, row.due = JobState.scheduled, self.now + 1000 * 2 ** (row.crashes - 1)
+                back += 1
+            else:
+                row.state = JobState.ready
+                back += 1
+        return back, buried
+
+    def cancel(self, key: JobKey) -> JobState | None:
+        row = self.rows.get(key)
+        if row and not row.state.ended:
+            self.end(row, JobState.cancelled, b'{"type":"cancelled"}', verb=row.verb)
+        return row and row.state
+
+    def reschedule(self, key: JobKey, due: int, revision: int | None) -> str:
+        row = self.rows.get(key)
+        if row is None:
+            return "gone"
+        if row.state > JobState.ready or revision not in (None, row.revision):
+            return "conflict"
+        row.state, row.due, row.timed = JobState.scheduled, max(due, self.now), True
+        return "ok"
+
+    def requeue(self, key: JobKey) -> str:
+        row = self.rows.get(key)
+        if row is None or row.stub:
+            return "gone"
+        if not row.state.ended:
+            return "conflict"
+        again = Row(row.order, JobState.ready, self.now, timed=True)
+        self.rows[key] = again
+        return "ok"
+
+    def prune(self) -> int:
+        old = [key for key, row in self.rows.items() if row.state.ended and row.keep <= self.now]
+        for key in old:
+            del self.rows[key]
+        return len(old)
+
+    def end(self, row: Row, state: JobState, outcome: bytes, *, verb: str = "") -> None:
+        """
+        Reach a state that is final for this revision.
+        """
+        row.state, row.outcome, row.progress, row.timed = state, outcome, b"", True
+        row.verb = verb or row.verb
+        keep_ms = DEAD_MS if state is JobState.dead else DONE_MS
+        if state is not JobState.dead and row.order.retain_s is not None:
+            keep_ms = row.order.retain_s * 1000
+        if state is not JobState.dead and keep_ms < STUB_MS:
+            keep_ms, row.outcome, row.stub = STUB_MS, b"", True
+        row.keep = self.now + keep_ms
+
+
+def _terms(order: Order, expires: int | None = None) -> tuple[object, ...]:
+    """
+    What must be equal for a replacement to count as the same.
+    """
+    return (
+        order.payload,
+        order.envelope,
+        order.lane,
+        order.expires_ms if expires is None else expires,
+        order.ttr_ms,
+        order.retain_s,
+        order.max_crashes,
+    )
+
+
+@dataclass
+class Told:
+    """
+    The states of jobs as the events tell them: a reader of nothing else must come to the same.
+    """
+
+    states: dict[JobKey, tuple[JobState, int]] = field(default_factory=dict)
+    counter: int = 0
+
+    def hear(self, event: Event) -> None:
+        assert event.counter in (self.counter, self.counter + 1), "events are dense"
+        self.counter = event.counter
+        key = JobKey(event.topic, event.id)
+        if event.verb in ("paused", "resumed", "mended"):
+            return
+        state, revision = self.states.get(key, (None, 0))
+        if event.verb in ("enqueued", "replaced", "requeued", "rescheduled"):
+            assert event.revision > revision
+            assert (event.verb == "enqueued") == (state is None)
+        else:
+            assert revision == event.revision
+            assert event.verb == "pruned" or not state.ended, f"{key} had ended and was {event.verb}"
+        match event.verb:
+            case "pruned":
+                del self.states[key]
+                return
+            case "enqueued" | "replaced":
+                state = JobState.scheduled if event.due_ms > event.at_ms else JobState.ready
+            case "recovered":
+                state = JobState.scheduled if event.reason == "crashed" else JobState.ready
+            case verb:
+                state = _AFTER[verb]
+        self.states[key] = (state, event.revision)
+
+
+_AFTER = {
+    "promoted": JobState.ready,
+    "claimed": JobState.running,
+    "acked": JobState.succeeded,
+    "retried": JobState.scheduled,
+    "buried": JobState.dead,
+    "released": JobState.ready,
+    "cancelled": JobState.cancelled,
+    "rescheduled": JobState.scheduled,
+    "requeued": JobState.ready,
+}
+LANES = (Lane.normal, Lane.high, Lane.low)

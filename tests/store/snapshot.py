@@ -1,0 +1,182 @@
+"""
+Everything that a shard holds, read behind the store's back, and what must be true of it at any moment.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import ResponseError
+
+from duly.job import JobKey, JobState, Lane
+from duly.keys import ShardKeys
+from duly.records import Record, read
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import redis
+
+STATES = [state.name for state in JobState]
+MARK_BODY_DROPPED = 4
+
+
+@dataclass(frozen=True)
+class Stream:
+    """
+    One lane of one topic: its entries, and which of them the group has been given.
+    """
+
+    entries: dict[int, tuple[str, int]]  #: number -> member and revision
+    pending: frozenset[int]
+    delivered: int  #: the last number that the group was given
+
+    @property
+    def undelivered(self) -> set[int]:
+        return {number for number in self.entries if number > self.delivered}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """
+    A shard at one moment.
+    """
+
+    raw: dict[str, bytes]
+    jobs: dict[str, Record]
+    bodies: dict[str, bytes]
+    outcomes: dict[str, bytes]
+    progress: dict[str, bytes]
+    due: dict[str, int]
+    leases: dict[str, int]
+    done: dict[str, int]
+    dead: dict[str, int]
+    meta: dict[str, str]
+    topics: dict[str, int]
+    events: int
+    wakes: dict[str, int]
+    streams: dict[tuple[str, Lane], Stream]
+
+    def weight(self, member: str) -> int:
+        """
+        What an ended job weighs, by the definition of lib/ending.lua.
+        """
+        job = self.jobs[member]
+        apart = len(self.bodies.get(member, b"")) if job.apart and not job.marks & MARK_BODY_DROPPED else 0
+        return 2 * len(member) + len(self.raw[member]) + apart + len(self.outcomes.get(member, b"")) + 150
+
+
+def take(client: redis.Redis, keys: ShardKeys, topics: Sequence[str]) -> Snapshot:
+    """
+    Read a whole shard in one round trip.
+    """
+    fixed = keys.fixed
+    pipe = client.pipeline(transaction=False)
+    for name in ("jobs", "bodies", "outcomes", "progress", "meta", "topics"):
+        pipe.execute_command("HGETALL", fixed[name])
+    for name in ("due", "leases", "done", "dead"):
+        pipe.zrange(fixed[name], 0, -1, withscores=True)
+    pipe.xlen(fixed["events"])
+    for topic in topics:
+        pipe.llen(keys.wake(topic))
+        for lane in Lane:
+            key = keys.stream(topic, lane)
+            pipe.xrange(key)
+            pipe.execute_command("XPENDING", key, "duly", "-", "+", 100_000)
+            pipe.execute_command("XINFO", "GROUPS", key)
+    found = iter(pipe.execute(raise_on_error=False))
+    jobs, bodies, outcomes, progress, meta, counters = (_texts(next(found)) for _ in range(6))
+    due, leases, done, dead = ({m.decode(): int(s) for m, s in next(found)} for _ in range(4))
+    events = next(found)
+    wakes: dict[str, int] = {}
+    streams = {}
+    for topic in topics:
+        wakes[topic] = next(found)
+        for lane in Lane:
+            streams[topic, lane] = _stream(next(found), next(found), next(found))
+    return Snapshot(
+        jobs,
+        {member: read(record) for member, record in jobs.items()},
+        bodies,
+        outcomes,
+        progress,
+        due,
+        leases,
+        done,
+        dead,
+        {name: value.decode() for name, value in meta.items()},
+        {name: int(value) for name, value in counters.items()},
+        events,
+        wakes,
+        streams,
+    )
+
+
+def _texts(found: dict[bytes, bytes]) -> dict[str, bytes]:
+    return {name.decode(): value for name, value in found.items()}
+
+
+def _stream(entries: Any, pending: Any, groups: Any) -> Stream:
+    numbers = {}
+    for entry, fields in entries:
+        numbers[int(entry.partition(b"-")[0])] = (fields[b"job"].decode(), int(fields[b"revision"]))
+    if isinstance(groups, ResponseError) or not groups:
+        return Stream(numbers, frozenset(), 0)
+    group = groups[0] if isinstance(groups[0], dict) else dict(zip(groups[0][::2], groups[0][1::2], strict=True))
+    last = group.get("last-delivered-id") or group[b"last-delivered-id"]
+    return Stream(
+        numbers,
+        frozenset(int(_field(row, 0, "message_id").partition(b"-")[0]) for row in pending),
+        int(last.partition(b"-")[0]),
+    )
+
+
+def _field(row: Any, at: int, name: str) -> Any:
+    return row[name] if isinstance(row, dict) else row[at]
+
+
+def check(shard: Snapshot) -> None:
+    """
+    Each job is in exactly one place, and the place is the one that its record names.
+    """
+    waiting: Counter[str] = Counter()
+    held: Counter[str] = Counter()
+    for (topic, lane), stream in shard.streams.items():
+        for number, (member, _revision) in stream.entries.items():
+            job = shard.jobs.get(member)
+            assert job is not None, f"entry {number} of {topic}:{lane.name} has no job {member}"
+            assert number == job.entry, f"{member} is entry {job.entry}, and {number} in {topic}:{lane.name} as well"
+            assert (Lane.suspect if job.crashes else job.lane) == lane, f"{member} waits in the wrong lane {lane.name}"
+            if number in stream.pending:
+                held[member] += 1
+            elif number > stream.delivered:
+                waiting[member] += 1
+            else:
+                raise AssertionError(f"{member} will never be delivered: it was, and it is not pending")
+        assert stream.pending <= stream.entries.keys(), f"{topic}:{lane.name} has pending entries that are deleted"
+    by_state = {state: {m for m, job in shard.jobs.items() if job.state is state} for state in JobState}
+    assert by_state[JobState.scheduled] == shard.due.keys()
+    assert dict.fromkeys(by_state[JobState.ready], 1) == dict(waiting)
+    assert by_state[JobState.running] == shard.leases.keys()
+    assert dict.fromkeys(by_state[JobState.running], 1) == dict(held)
+    assert by_state[JobState.succeeded] | by_state[JobState.cancelled] == shard.done.keys()
+    assert by_state[JobState.dead] == shard.dead.keys()
+    check_sizes(shard)
+
+
+def check_sizes(shard: Snapshot) -> None:
+    """
+    Counters and byte totals are what the records add up to, and nothing is left behind beside a record.
+    """
+    counted = Counter(f"{JobKey.of(member).topic}:{job.state.name}" for member, job in shard.jobs.items())
+    told = {name: number for name, number in shard.topics.items() if name.partition(":")[2] in STATES and number}
+    assert dict(counted) == told
+    for index, field in ((shard.done, "done_bytes"), (shard.dead, "dead_bytes")):
+        assert sum(map(shard.weight, index)) == int(shard.meta.get(field, "0")), field
+    apart = {m for m, job in shard.jobs.items() if job.apart and not job.marks & MARK_BODY_DROPPED}
+    assert apart == shard.bodies.keys()
+    assert shard.outcomes.keys() <= shard.jobs.keys()
+    assert shard.progress.keys() <= {m for m, job in shard.jobs.items() if job.state is JobState.running}
+    assert all(tokens <= 16 for tokens in shard.wakes.values())

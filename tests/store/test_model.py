@@ -1,0 +1,528 @@
+"""
+The store and a model of it, driven by the same random steps, must agree after every one of them.
+
+The steps include what goes wrong in life: replies lost and calls replayed, tokens that are long void,
+scripts flushed, the server killed and started again, indexes damaged and audited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from duly.connection import Link
+from duly.errors import Conflict, JobExists, JobNotFound, LeaseLost, QueueFull
+from duly.feed import Feed
+from duly.job import JobKey, JobState, Lane, Order
+from duly.namespace import create
+from duly.services.auditor import Auditor
+from duly.store import Keeping, Store, Want
+from duly.testing import TestClock
+from tests.servers import Server, binary
+from tests.store import snapshot
+from tests.store.model import DEAD_MS, DONE_MS, GRACE_MS, LANES, LEASE_MS, TTR_MS, Model, Told
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Sequence
+
+    from duly.job import Lease
+    from tests.store.model import Row
+
+TOPICS = ("mail", "slow")
+PAYLOADS = (b"1", b"22", b'"' + b"x" * 1500 + b'"')  # the last one is kept apart from its record
+ERRORS = (b"", b'{"type":"Boom"}')
+_namespaces = itertools.count(1)
+
+keys = st.builds(JobKey, st.sampled_from(TOPICS), st.sampled_from(["a", "b", "c"]))
+delays = st.sampled_from([0, 1, 700, 20_000])
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> Order:
+    delay_ms = draw(st.none() | delays)
+    due_ms = draw(st.sampled_from([1, 1_000_000, 1_002_000, 1_030_000])) if delay_ms is None else None
+    return Order(
+        draw(keys),
+        draw(st.sampled_from(PAYLOADS)),
+        delay_ms,
+        due_ms,
+        draw(st.sampled_from(LANES)),
+        expires_ms=draw(st.sampled_from([0, 0, 0, 1_001_000, 1_040_000])),
+        ttr_ms=draw(st.sampled_from([0, 0, 4_000])),
+        retain_s=draw(st.sampled_from([None, None, 0, 30, 90])),
+        max_crashes=draw(st.sampled_from([0, 0, 1])),
+        envelope=draw(st.sampled_from([b"", b"", b'{"max_attempts":2}'])),
+        on_conflict=draw(st.sampled_from(["keep", "replace", "replace", "raise"])),
+    )
+
+
+class RecordingLink(Link):
+    """
+    A link that can send its last script call once more, as after a lost reply.
+    """
+
+    async def run(
+        self, name: str, keys: Sequence[str], args: Sequence[Any], *, again: Sequence[Any] | None = None
+    ) -> Any:
+        self.last = (name, keys, again or args)
+        self.answer = await super().run(name, keys, args, again=again)
+        return self.answer
+
+    async def replay(self) -> Any:
+        name, keys, args = self.last
+        return await super().run(name, keys, args)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """
+    Every verb, in any order, on a server of its own.
+    """
+
+    leases = Bundle("leases")
+
+    def __init__(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self.server = server
+        self.loop = loop
+        self.clock = TestClock(1_000_000)
+        self.model = Model(self.clock)
+        self.told = Told()
+        self.offset: Any = None
+        self.running: dict[int, Lease] = {}
+        self.restarts = 0
+        self.number = 0
+
+    @initialize()
+    def begin(self) -> None:
+        self.link = RecordingLink(self.server.url)
+        namespace = f"m{next(_namespaces)}"
+        self.do(create(self.link, namespace, 1, clock="test"))
+        self.store = Store(
+            self.link,
+            namespace=namespace,
+            keeping=Keeping(done_ms=DONE_MS, dead_ms=DEAD_MS),
+            lease_ms=LEASE_MS,
+            grace_ms=GRACE_MS,
+            now=self.clock,
+        )
+        self.client = redis.Redis(unix_socket_path=str(self.server.socket))
+
+    def do(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return self.loop.run_until_complete(coroutine)
+
+    def look(self) -> snapshot.Snapshot:
+        return snapshot.take(self.client, self.store.keys[0], TOPICS)
+
+    def maybe_replay(self, again: bool, *, same_answer: bool = True) -> None:
+        """
+        Send the last call once more: it must change nothing and, where that is promised, answer the same.
+        """
+        if not again:
+            return
+        first, before = self.link.answer, self.look()
+        answer = self.do(self.link.replay())
+        if same_answer:
+            assert first == answer
+        assert before == self.look()
+
+    # -- verbs --------------------------------------------------------------------------------------------
+
+    @rule(asked=st.lists(orders(), min_size=1, max_size=3), again=st.booleans())
+    def enqueue(self, asked: list[Order], again: bool) -> None:
+        expected = []
+        for order in asked:
+            word, row = self.model.enqueue(order)
+            expected.append((word, row and (row.due, row.state), row))
+        for (word, about, row), answer in zip(expected, self.do(self.store.enqueue_many(asked)), strict=True):
+            if word in ("exists", "full"):
+                assert {"exists": JobExists, "full": QueueFull}[word] is type(answer)
+                continue
+            assert (word, about) == (answer.word, (answer.due_ms, answer.state))
+            if answer.created:
+                row.revision = answer.revision
+                self.model.grow(answer.revision)
+            assert row.revision == answer.revision
+        self.maybe_replay(again)
+
+    @rule(order=orders())
+    def enqueue_alone(self, order: Order) -> None:
+        word, row = self.model.enqueue(order)
+        try:
+            answer = self.do(self.store.enqueue(order))
+        except JobExists:
+            assert "exists" == word
+        except QueueFull:
+            assert "full" == word
+        else:
+            assert word == answer.word
+            if answer.created:
+                row.revision = answer.revision
+                self.model.grow(answer.revision)
+
+    @rule(again=st.booleans())
+    def promote(self, again: bool) -> None:
+        assert self.model.promote(TOPICS) == self.do(self.store.promote(0)).moved
+        self.maybe_replay(again, same_answer=False)
+
+    @rule(
+        target=leases,
+        topics=st.sampled_from([TOPICS, TOPICS, ("mail",), ("slow",)]),
+        free=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+        limit=st.integers(1, 6),
+        suspects=st.booleans(),
+        again=st.booleans(),
+    )
+    def claim(
+        self, topics: tuple[str, ...], free: tuple[int, int], limit: int, suspects: bool, again: bool
+    ) -> Any:
+        self.model.promote(topics)
+        self.number += 1
+        wants = [Want(topic, slots, TTR_MS) for topic, slots in zip(topics, free, strict=False)]
+        claimed = self.do(
+            self.store.claim(0, wants, worker="w1", number=self.number, limit=limit, suspects=suspects)
+        )
+        taken = claimed.leases
+        assert len(taken) <= limit
+        crashed = [lease for lease in taken if lease.crashes]
+        assert len(crashed) <= suspects
+        for lease in taken:
+            self.model.claimed(lease)
+            self.running[lease.token] = lease
+        self._expire_met()
+        for want in wants:
+            mine = sum(lease.key.topic == want.topic for lease in taken)
+            assert mine <= want.free
+            ready = [row for row in self.model.in_state(JobState.ready, want.topic) if not row.is_late(self.model.now)]
+            if mine < want.free and len(taken) < limit and want.topic not in self.model.paused:
+                # It could have taken more, so what it left must be suspects, or hidden behind jobs that are too late.
+                left = [row for row in ready if not row.crashes or (suspects and not crashed)]
+                assert not left or self._met_late
+        self.maybe_replay(again)
+        return multiple(*taken)
+
+    def _expire_met(self) -> None:
+        """
+        Which of the ready jobs that are too late a claim came across is its own affair; those it met are cancelled.
+        """
+        jobs = self.look().jobs
+        self._met_late = False
+        for row in self.model.in_state(JobState.ready):
+            if row.is_late(self.model.now):
+                self._met_late = True
+                if jobs[row.order.key.member].state is JobState.cancelled:
+                    self.model.end(row, JobState.cancelled, b'{"type":"expired"}')
+
+    @precondition(lambda self: self.running)
+    @rule(
+        at=st.integers(0, 5),
+        verb=st.sampled_from(["ack", "ack", "retry", "snooze", "bury", "release", "progress", "extend"]),
+        delay_ms=delays,
+        text=st.sampled_from(ERRORS),
+        again=st.booleans(),
+    )
+    def end_a_run(self, at: int, verb: str, delay_ms: int, text: bytes, again: bool) -> None:
+        held = [lease for lease in self.running.values() if "run" == self.model.held(lease, verb)]
+        if held:
+            self._speak(held[at % len(held)], verb, delay_ms, text, again)
+
+    @rule(
+        lease=leases,
+        verb=st.sampled_from(["ack", "retry", "snooze", "bury", "release", "progress", "extend"]),
+        again=st.booleans(),
+    )
+    def speak_with_any_token(self, lease: Lease, verb: str, again: bool) -> None:
+        self._speak(lease, verb, 0, b"", again)
+
+    def _speak(self, lease: Lease, verb: str, delay_ms: int, text: bytes, again: bool) -> None:
+        store, model = self.store, self.model
+        expected = model.held(lease, "retry" if verb == "snooze" else verb)
+        row: Row | None = model.rows.get(lease.key)
+        calls = {
+            "ack": lambda: store.ack(lease, text, lateness_ms=7, run_ms=8),
+            "retry": lambda: store.retry(lease, delay_ms, text, "Boom"),
+            "snooze": lambda: store.retry(lease, delay_ms, text, counted=False),
+            "bury": lambda: store.bury(lease, text, "Bad"),
+            "release": lambda: store.release(lease),
+            "progress": lambda: store.progress(lease, b"0.5"),
+            "extend": lambda: store.extend(0, [lease]),
+        }
+        try:
+            answer = self.do(calls[verb]())
+        except LeaseLost:
+            assert "lost" == expected
+        except JobNotFound:
+            assert "gone" == expected
+        else:
+            if verb == "extend":
+                assert [expected == "run"] == answer
+            else:
+                assert expected in ("run", "ok")
+        if expected == "run":
+            match verb:
+                case "ack":
+                    model.ack(row, text)
+                case "retry" | "snooze":
+                    model.retry(row, delay_ms, text, counted=verb == "retry")
+                case "bury":
+                    model.bury(row, text)
+                case "release":
+                    model.release(row)
+                case "progress":
+                    row.progress = b"0.5"
+                case "extend":
+                    model.extend(row)
+        self.maybe_replay(again)
+
+    @rule(counted=st.booleans(), again=st.booleans())
+    def recover(self, counted: bool, again: bool) -> None:
+        expected = self.model.recover(counted=counted)
+        answer = self.do(self.store.recover(0, counted=counted))
+        assert expected == (answer.recovered, answer.buried)
+        self.maybe_replay(again, same_answer=False)
+
+    @rule(named=st.lists(keys, min_size=1, max_size=3), again=st.booleans())
+    def cancel(self, named: list[JobKey], again: bool) -> None:
+        expected = [self.model.cancel(key) for key in named]
+        assert expected == self.do(self.store.cancel(named))
+        self.maybe_replay(again)
+
+    @rule(key=keys, delay_ms=delays, revision=st.sampled_from([None, None, 1]), again=st.booleans())
+    def reschedule(self, key: JobKey, delay_ms: int, revision: int | None, again: bool) -> None:
+        expected = self.model.reschedule(key, self.model.now + delay_ms, revision)
+        try:
+            placed = self.do(self.store.reschedule(key, delay_ms=delay_ms, revision=revision))
+        except JobNotFound:
+            assert "gone" == expected
+        except Conflict:
+            assert "conflict" == expected
+        else:
+            assert "ok" == expected
+            row = self.model.rows[key]
+            assert (row.due, row.state) == (placed.due_ms, placed.state)
+            row.revision = placed.revision
+            self.model.grow(placed.revision)
+        self.maybe_replay(again)
+
+    @rule(named=st.lists(keys, min_size=1, max_size=3, unique=True), again=st.booleans())
+    def requeue(self, named: list[JobKey], again: bool) -> None:
+        expected = [self.model.requeue(key) for key in named]
+        answers = self.do(self.store.requeue(named))
+        for key, word, answer in zip(named, expected, answers, strict=True):
+            if word == "ok":
+                self.model.rows[key].revision = answer.revision
+                self.model.grow(answer.revision)
+            else:
+                assert {"gone": JobNotFound, "conflict": Conflict}[word] is type(answer)
+        self.maybe_replay(again)
+
+    @rule(again=st.booleans())
+    def prune(self, again: bool) -> None:
+        assert (self.model.prune(), False) == self.do(self.store.prune(0))
+        self.maybe_replay(again, same_answer=False)
+
+    @rule(topic=st.sampled_from(TOPICS), again=st.booleans())
+    def pause(self, topic: str, again: bool) -> None:
+        self.model.paused.add(topic)
+        self.do(self.store.pause(topic))
+        self.maybe_replay(again)
+
+    @rule(topic=st.sampled_from(TOPICS), again=st.booleans())
+    def resume(self, topic: str, again: bool) -> None:
+        self.model.paused.discard(topic)
+        self.do(self.store.resume(topic))
+        self.maybe_replay(again)
+
+    @rule(topic=st.sampled_from(TOPICS), backlog=st.sampled_from([None, None, 1, 2]))
+    def limit(self, topic: str, backlog: int | None) -> None:
+        if backlog is None:
+            self.model.limits.pop(topic, None)
+        else:
+            self.model.limits[topic] = backlog
+        self.do(self.store.limit(topic, backlog))
+
+    @rule(key=keys)
+    def watch(self, key: JobKey) -> None:
+        fixed = self.store.keys[0].fixed
+        names = [fixed[name] for name in ("jobs", "outcomes", "due")]
+        answer = self.do(self.link.run("watch", names, [key.member]))
+        row = self.model.rows.get(key)
+        if row is None:
+            assert [] == answer
+            return
+        assert [row.state, row.revision] == answer[:2]
+        assert ([row.outcome] if row.state.ended else []) == answer[2:]
+        row.timed = True
+
+    # -- life ---------------------------------------------------------------------------------------------
+
+    @rule(ms=st.sampled_from([1, 700, 1_000, 4_000, 16_000, 61_000, 101_000]))
+    def advance(self, ms: int) -> None:
+        self.clock.advance(ms=ms)
+
+    @rule()
+    def flush_scripts(self) -> None:
+        self.do(self.link.call("SCRIPT", "FLUSH"))
+
+    @precondition(lambda self: self.restarts < 1)
+    @rule()
+    def restart_the_server(self) -> None:
+        self.restarts += 1
+        self.server.kill()
+        self.server.start()
+        self.client.close()
+        self.client = redis.Redis(unix_socket_path=str(self.server.socket))
+
+    @rule(data=st.data(), kinds=st.lists(st.integers(0, 8), min_size=1, max_size=3))
+    def damage_and_audit(self, data: st.DataObject, kinds: list[int]) -> None:
+        for kind in kinds:
+            self._damage(kind, data)
+        auditor = Auditor(self.store)
+        # What is put back in the first pass may show in the counters of the second.
+        passes = [self.do(auditor.run_pass()) for _ in range(3)]
+        assert 0 == passes[-1]
+
+    def _damage(self, kind: int, data: st.DataObject) -> None:
+        model, fixed, keys = self.model, self.store.keys[0].fixed, self.store.keys[0]
+        rows = sorted(model.rows.values(), key=lambda row: row.order.key)
+        if kind == 0:
+            index = data.draw(st.sampled_from(["due", "leases", "done", "dead"]))
+            self.client.zadd(fixed[index], {data.draw(st.sampled_from(["mail/none", "slow/a", "mail/a"])): 5})
+            for row in model.in_state(JobState.scheduled):
+                row.due = int(self.client.zscore(fixed["due"], row.order.key.member))
+            for row in model.in_state(JobState.running):
+                row.lease = int(self.client.zscore(fixed["leases"], row.order.key.member))
+            for row in rows:
+                index = "dead" if row.state is JobState.dead else "done"
+                if row.state.ended:
+                    row.keep = int(self.client.zscore(fixed[index], row.order.key.member) or 0)
+        elif kind == 1:
+            self.client.hincrby(fixed["topics"], f"mail:{data.draw(st.sampled_from(list(JobState))).name}", 3)
+        elif kind == 2:
+            self.client.hset(fixed["meta"], data.draw(st.sampled_from(["done_bytes", "dead_bytes"])), 77)
+        elif rows:
+            row = data.draw(st.sampled_from(rows))
+            member = row.order.key.member
+            stream = keys.stream(row.order.key.topic, Lane.suspect if row.crashes else row.order.lane)
+            entry = f"{snapshot.read(self.client.hget(fixed['jobs'], member)).entry}-0"
+            match row.state:
+                case JobState.scheduled:
+                    self.client.zrem(fixed["due"], member)
+                    # Only `due` knows when a job's first run is due; lost, it can only be now.
+                    row.due = row.due if row.timed else model.now
+                case JobState.ready if kind < 6:
+                    self.client.xdel(stream, entry)
+                case JobState.ready:
+                    self.client.xgroup_create(stream, "duly", "0") if not self._has_group(stream) else None
+                    self.client.xreadgroup("duly", "duly", {stream: ">"}, count=100)
+                    if kind == 8:
+                        self.client.xack(stream, "duly", entry)
+                case JobState.running:
+                    self.client.zrem(fixed["leases"], member)
+                    row.lease = model.now
+                case _:
+                    self.client.zrem(fixed["dead" if row.state is JobState.dead else "done"], member)
+                    row.keep = model.now + DONE_MS
+
+    def _has_group(self, stream: str) -> bool:
+        return bool(self.client.xinfo_groups(stream))
+
+    # -- what must be true --------------------------------------------------------------------------------
+
+    @invariant()
+    def the_store_agrees_with_the_model(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        shard = self.look()
+        snapshot.check(shard)
+        assert {key.member for key in self.model.rows} == shard.jobs.keys()
+        for key, row in self.model.rows.items():
+            job, member = shard.jobs[key.member], key.member
+            assert (row.state, row.revision, row.order.lane) == (job.state, job.revision, job.lane), key
+            assert (row.attempts, row.crashes, row.token) == (job.attempts, job.crashes, job.token), key
+            assert row.outcome == shard.outcomes.get(member, b""), key
+            assert row.progress == shard.progress.get(member, b""), key
+            self._check_body(row, shard)
+            if row.state is JobState.scheduled:
+                assert row.due == shard.due[member], key
+            if row.state is JobState.running:
+                assert row.lease == shard.leases[member], key
+            if row.state.ended:
+                assert row.keep == (shard.dead if row.state is JobState.dead else shard.done)[member], key
+
+    def _check_body(self, row: Row, shard: snapshot.Snapshot) -> None:
+        member = row.order.key.member
+        job = shard.jobs[member]
+        stored = shard.bodies.get(member, b"") if job.apart else job.body
+        assert (b"" if row.stub else row.order.envelope + row.order.payload) == stored, member
+
+    @invariant()
+    def the_events_tell_the_same_story(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        self.offset, events = self.do(Feed(self.store).read(0, self.offset, 1000))
+        for event in events:
+            self.told.hear(event)
+        assert {key: (row.state, row.revision) for key, row in self.model.rows.items()} == self.told.states
+
+    def teardown(self) -> None:
+        """
+        Whatever happened, what was accepted comes to an end.
+        """
+        if not hasattr(self, "store"):
+            return
+        try:
+            for topic in TOPICS:
+                self.do(self.store.resume(topic))
+            for _ in range(8):
+                self.clock.advance(s=100)
+                self.do(self.store.recover(0))
+                self.do(self.store.promote(0))
+                self.number += 1
+                wants = [Want(topic, 10, TTR_MS) for topic in TOPICS]
+                for lease in self.do(self.store.claim(0, wants, worker="w1", number=self.number)).leases:
+                    self.do(self.store.ack(lease))
+            shard = self.look()
+            snapshot.check(shard)
+            assert set() == {member for member, job in shard.jobs.items() if not job.state.ended}
+        finally:
+            self.do(self.link.aclose())
+            self.client.close()
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", ["valkey", "redis"])
+def test_the_store_behaves_as_its_model(kind: str, request: pytest.FixtureRequest) -> None:
+    long = request.config.getoption("--long")
+    server = Server(binary(kind), appendfsync="always").start()
+    loop = asyncio.new_event_loop()
+    try:
+        run_state_machine_as_test(
+            lambda: StoreMachine(server, loop),
+            settings=settings(
+                max_examples=500 if long else 60,
+                stateful_step_count=60 if long else 40,
+                deadline=None,
+                database=None,
+                print_blob=True,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+    finally:
+        loop.close()
+        server.stop()

@@ -1,0 +1,252 @@
+import dataclasses
+import re
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duly.errors import UsageError
+from duly.handlers import Limits
+from duly.settings import KEYS, Settings, parse_duration, parse_size
+
+#: For every setting: what to write, and what it becomes.  None of them is a default.
+SAMPLES = {
+    "url": ("redis://example:6379/1", "redis://example:6379/1"),
+    "data": ("/var/lib/duly", Path("/var/lib/duly")),
+    "durability": ("everysec", "everysec"),
+    "record": ("sqlite:///x.db", "sqlite:///x.db"),
+    "namespace": ("tenant-1", "tenant-1"),
+    "shards": ("16", 16),
+    "concurrency": ("50", 50),
+    "role": ("leader", "leader"),
+    "lease": ("30s", 30_000),
+    "timer_scan": ("500ms", 500),
+    "recover_scan": ("2s", 2_000),
+    "block": ("2", 2_000),
+    "socket_timeout": ("20s", 20_000),
+    "drain_grace": ("1m", 60_000),
+    "stall": ("5m", 300_000),
+    "payload_limit": ("64KiB", 65_536),
+    "result_limit": ("1000", 1_000),
+    "context_limit": ("4 KiB", 4_096),
+    "body_limit": ("2MiB", 2_097_152),
+    "batch_jobs": ("100", 100),
+    "batch_bytes": ("512KiB", 524_288),
+    "keep_succeeded": ("1h", 3_600_000),
+    "keep_succeeded_bytes": ("1GiB", 1_073_741_824),
+    "keep_dead": ("30d", 2_592_000_000),
+    "keep_dead_bytes": ("128MiB", 134_217_728),
+    "events_rows": ("1000", 1_000),
+    "events_bytes": ("1MiB", 1_048_576),
+}
+
+
+@pytest.fixture(autouse=True)
+def somewhere_else(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def written(text, name="duly.toml"):
+    path = Path(name)
+    path.write_text(text)
+    return path
+
+
+def loaded(path=None, environ=None, **flags):
+    return Settings.load(path, environ or {}, **flags)
+
+
+def test_the_samples_name_every_setting_and_differ_from_the_defaults():
+    assert SAMPLES.keys() == KEYS.keys()
+    assert {field.name for field in dataclasses.fields(Settings)} == {name for name, _ in KEYS.values()}
+    for key, (_, value) in SAMPLES.items():
+        assert value != getattr(Settings(), KEYS[key][0])
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_setting_is_reachable_in_every_layer(key):
+    text, value = SAMPLES[key]
+    field, _ = KEYS[key]
+    assert value == getattr(loaded(written(f'{key} = "{text}"')), field)
+    assert value == getattr(loaded(environ={f"DULY_{key.upper()}": text}), field)
+    Path("duly.toml").unlink()
+    assert value == getattr(loaded(**{key: text}), field)
+    assert value == getattr(Settings(**{field: value}), field)
+
+
+def test_without_any_layer_the_defaults_of_the_documentation_hold():
+    settings = loaded()
+    assert Settings() == settings
+    assert (None, Path(".duly"), "duly", 1) == (
+        settings.url,
+        settings.data,
+        settings.namespace,
+        settings.shards,
+    )
+    assert (15_000, 5_000) == (settings.lease_ms, settings.heartbeat_ms)
+    assert (1_000, 1_000, 1_000) == (settings.timer_scan_ms, settings.recover_scan_ms, settings.block_ms)
+    assert (6_000, 25_000, 60_000) == (settings.socket_timeout_ms, settings.drain_grace_ms, settings.stall_ms)
+    assert Limits() == settings.limits
+    assert (1_048_576, 500, 1_048_576) == (settings.body_limit, settings.batch_jobs, settings.batch_bytes)
+    assert (86_400_000, 268_435_456) == (settings.keep_succeeded_ms, settings.keep_succeeded_bytes)
+    assert (1_209_600_000, 268_435_456) == (settings.keep_dead_ms, settings.keep_dead_bytes)
+    assert (1_000_000, 268_435_456) == (settings.events_rows, settings.events_bytes)
+    assert ("always", None, 16, "auto") == (
+        settings.durability,
+        settings.record,
+        settings.concurrency,
+        settings.role,
+    )
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file():
+    path = written('lease = "20s"\nshards = 2\nconcurrency = 4')
+    settings = loaded(path, {"DULY_LEASE": "30s", "DULY_SHARDS": "3"}, lease=40, role=None)
+    assert (40_000, 3, 4, "auto") == (
+        settings.lease_ms,
+        settings.shards,
+        settings.concurrency,
+        settings.role,
+    )
+
+
+def test_the_file_in_the_working_directory_is_read_if_there_is_one():
+    assert 1 == loaded().shards
+    written("shards = 4")
+    assert 4 == loaded().shards
+
+
+def test_a_file_that_was_named_must_exist():
+    with pytest.raises(UsageError, match=r"other\.toml: no such file"):
+        loaded("other.toml")
+
+
+def test_values_in_the_file_may_be_numbers():
+    settings = loaded(written("lease = 20\ntimer_scan = 0.5\npayload_limit = 1000"))
+    assert (20_000, 500, 1_000) == (settings.lease_ms, settings.timer_scan_ms, settings.payload_limit)
+
+
+def test_flags_may_be_the_objects_themselves():
+    settings = loaded(lease=timedelta(seconds=20), data=Path("/x"), shards=4)
+    assert (20_000, Path("/x"), 4) == (settings.lease_ms, settings.data, settings.shards)
+
+
+def test_an_empty_variable_is_not_set():
+    assert Settings() == loaded(environ={"DULY_URL": "", "DULY_LEASE": ""})
+
+
+def test_variables_of_others_are_none_of_our_business():
+    assert Settings() == loaded(
+        environ={"PATH": "/bin", "duly_lease": "1", "DULYX": "1", "DULY_API_KEYS": "k"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "environ", "flags", "told"),
+    [
+        ('leese = "5s"', {}, {}, r"duly\.toml: unknown setting leese; did you mean lease\?"),
+        ("[worker]\nlease = 5", {}, {}, r"duly\.toml: unknown setting worker"),
+        ("lease_ms = 5000", {}, {}, r"did you mean lease\?"),
+        (None, {"DULY_LEESE": "5s"}, {}, r"unknown variable DULY_LEESE; did you mean DULY_LEASE\?"),
+        (None, {"DULY_API_KEY": "k"}, {}, r"did you mean DULY_API_KEYS\?"),
+        (None, {"DULY_Lease": "5s"}, {}, "unknown variable DULY_Lease"),
+        (None, {"DULY_ZZZZZZZ": "5s"}, {}, "known are DULY_API_KEYS"),
+        (None, {}, {"leese": 5}, r"flags: unknown setting leese; did you mean lease\?"),
+        ("lease = ", {}, {}, r"duly\.toml: "),
+        ('lease = "5 parsecs"', {}, {}, r"duly\.toml: lease: '5 parsecs' is no duration; write 500ms"),
+        ("lease = true", {}, {}, "lease: duration must be seconds"),
+        ("lease = -5", {}, {}, "lease: duration=-5"),
+        ("url = 5", {}, {}, "url: 5 is no text"),
+        ("shards = 1.5", {}, {}, "shards: 1.5 is no whole number"),
+        ("shards = true", {}, {}, "shards: True is no whole number"),
+        (None, {"DULY_SHARDS": "many"}, {}, "the environment: shards: 'many' is no whole number"),
+        (None, {"DULY_PAYLOAD_LIMIT": "1MB"}, {}, "payload_limit: '1MB' is no size; write bytes, 256KiB"),
+        ("payload_limit = -1", {}, {}, "payload_limit: -1 is no size"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(path, environ, flags, told):
+    with pytest.raises(UsageError, match=told):
+        loaded(written(path) if path else None, environ, **flags)
+
+
+def test_a_file_that_is_no_text_is_told():
+    Path("duly.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="cannot be read"):
+        loaded()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"namespace": ""}, "namespace"),
+        ({"namespace": "a:b"}, "namespace"),
+        ({"namespace": "{a}"}, "namespace"),
+        ({"namespace": "x" * 51}, "namespace"),
+        ({"shards": 0}, "from 1 to 256"),
+        ({"shards": 257}, "from 1 to 256"),
+        ({"url": "localhost"}, "redis://"),
+        ({"durability": "never"}, "always, everysec"),
+        ({"role": "boss"}, "auto, leader, follower"),
+        ({"concurrency": 0}, "at least 1"),
+        ({"batch_jobs": 0}, "at least 1"),
+        ({"block_ms": 0}, "at least 10"),
+        ({"timer_scan_ms": 1}, "at least 10"),
+        ({"lease_ms": 50}, "at least 100"),
+        ({"socket_timeout_ms": 1_000}, "use at least 2000"),
+        ({"block_ms": 40_000}, "use at least 80000"),
+        ({"stall_ms": 1_999}, "use at least 2000"),
+        ({"payload_limit": 2 * 1024 * 1024}, "raise batch_bytes"),
+        ({"result_limit": 2 * 1024 * 1024}, "raise batch_bytes"),
+        ({"body_limit": 1_000}, "raise body_limit"),
+    ],
+)
+def test_settings_that_do_not_fit_each_other_are_refused_with_advice(changes, told):
+    with pytest.raises(UsageError, match=re.escape(told)):
+        Settings(**changes)
+
+
+def test_the_socket_waits_longer_than_the_server_blocks():
+    assert 10_000 == Settings(block_ms=5_000).socket_timeout_ms
+
+
+def test_a_password_is_not_shown():
+    shown = repr(Settings(url="redis://:secret@host", record="postgresql://u:secret@host/db"))
+    assert "secret" not in shown
+    with pytest.raises(UsageError) as told:
+        Settings(url="secret")
+    assert "secret" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (500, "500ms"),
+        (15_000, "15s"),
+        (300_000, "5m"),
+        (86_400_000, "24h"),
+        (1_209_600_000, "14d"),
+        (90_000, "1.5m"),
+        (15_000, " 15 "),
+    ],
+)
+def test_durations_are_written_with_a_unit_or_in_seconds(ms, text):
+    assert ms == parse_duration(text)
+
+
+@given(st.integers(0, 10**12))
+def test_milliseconds_are_read_exactly(ms):
+    assert ms == parse_duration(f"{ms}ms")
+
+
+@pytest.mark.parametrize("text", ["", "s", "-5s", "5 s 3", "5S", "1h30m", "nan", "1e3", "٣s"])
+def test_what_is_no_duration_is_refused(text):
+    with pytest.raises(UsageError, match="no duration"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize("value", ["", "5KB", "5kib", "1.5MiB", "-1", -1, True, 1.5, None])
+def test_what_is_no_size_is_refused(value):
+    with pytest.raises(UsageError, match="no size"):
+        parse_size(value)
