@@ -345,6 +345,15 @@ class Duly:
             self._waiters = Waiters(store)
         return self._waiters
 
+    async def reconnect(self) -> None:
+        """
+        Connect anew and check the server again, for instance after it was emptied.
+        """
+        if self._store is not None:
+            await self._store.link.aclose()
+            self._store = None
+        await self.store()
+
     async def aclose(self) -> None:
         """
         Close connections; the embedded server ends when its last user has gone.

@@ -1,16 +1,22 @@
 """
 What happened: one frozen value per thing that a script did to a job.
 
+An event is a verb and the head of the job's record as it stood afterwards.
 The log line, the metric, the feed and the Spark schema derive from these fields.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from duly.job import JobKey
+import msgspec
+
+from duly.job import JobKey, JobState, Lane
+from duly.records import FIRST_HEAD, HEAD, NO_RUN, UNKNOWN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Verb(StrEnum):
@@ -36,8 +42,13 @@ class Verb(StrEnum):
     mended = "mended"  #: by the auditor; the reason says what disagreed
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+#: The run goes on, or ended without being counted: its number is one more than what was counted.
+_OPEN_RUN = frozenset({Verb.claimed, Verb.released, Verb.recovered})
+#: A run ended here: how long it took is known.
+_END_OF_RUN = frozenset({Verb.acked, Verb.retried, Verb.buried, Verb.released, Verb.recovered})
+
+
+class Event(msgspec.Struct, frozen=True):
     """
     One thing that happened to one job.
     """
@@ -51,11 +62,14 @@ class Event:
     topic: str
     id: str
     revision: int
-    attempt: int | None
-    due_ms: int | None
-    lateness_ms: int | None
-    run_ms: int | None
-    worker: str
+    state: JobState
+    priority: str
+    attempt: int
+    crashes: int
+    due_ms: int  #: of the next run for what is scheduled again, else of this one
+    lateness_ms: int | None  #: of the last run that told
+    run_ms: int | None  #: how long the run took that ended here
+    worker: str  #: who claimed it, for `claimed`
     reason: str
 
 
@@ -80,6 +94,20 @@ class Offset(NamedTuple):
         return cls(epoch, int(counter), nonce)
 
 
+def _heads(data: bytes) -> Iterator[tuple[Any, ...]]:
+    """
+    The heads of an entry, one after the other: short for what waits for its first run.
+    """
+    at = 0
+    while at < len(data):
+        if data[at] & 64:
+            yield HEAD.unpack_from(data, at)
+            at += HEAD.size
+        else:
+            yield (*FIRST_HEAD.unpack_from(data, at), *NO_RUN[1:])
+            at += FIRST_HEAD.size
+
+
 def unpack(shard: int, entry: bytes, fields: list[bytes]) -> tuple[Offset, list[Event]]:
     """
     Take one packed entry apart.
@@ -87,10 +115,22 @@ def unpack(shard: int, entry: bytes, fields: list[bytes]) -> tuple[Offset, list[
     values = dict(zip(fields[::2], fields[1::2], strict=True))
     counter = int(entry.partition(b"-")[0])
     epoch = values[b"epoch"].decode()
-    at_ms = int(values[b"at"])
+    at_ms = int(float(values[b"at"]))
+    worker = values[b"worker"].decode()
+    verbs: list[Verb] = []
+    words = values[b"verbs"].decode().split(" ")
+    for word, size in zip(words[::2], words[1::2], strict=True):
+        verbs += [Verb(word)] * int(size)
+    rows = zip(
+        verbs,
+        values[b"members"].decode().split("\n"),
+        _heads(values[b"heads"]),
+        values[b"reasons"].decode().split("\n"),
+        strict=True,
+    )
     events = []
-    for row, line in enumerate(values[b"jobs"].decode().split("\n")):
-        verb, member, revision, attempt, due_ms, lateness_ms, run_ms, worker, reason = line.split("\t")
+    for row, (verb, member, head, reason) in enumerate(rows):
+        mark, revision, _, due_ms, attempts, crashes, _, _, _, _, _, started_ms, _, late_ms = head
         key = JobKey.of(member)
         events.append(
             Event(
@@ -99,20 +139,19 @@ def unpack(shard: int, entry: bytes, fields: list[bytes]) -> tuple[Offset, list[
                 counter,
                 row,
                 at_ms,
-                Verb(verb),
+                verb,
                 key.topic,
                 key.id,
-                int(revision),
-                _number(attempt),
-                _number(due_ms),
-                _number(lateness_ms),
-                _number(run_ms),
-                worker,
+                revision,
+                JobState(mark & 7),
+                Lane(mark >> 3 & 3).name,
+                attempts + 1 if verb in _OPEN_RUN else attempts,
+                crashes,
+                due_ms,
+                None if late_ms == UNKNOWN else late_ms,
+                at_ms - started_ms if verb in _END_OF_RUN else None,
+                worker if verb is Verb.claimed else "",
                 reason,
             )
         )
     return Offset(epoch, counter, values[b"nonce"].hex()), events
-
-
-def _number(text: str) -> int | None:
-    return int(float(text)) if text else None

@@ -15,14 +15,16 @@ if TYPE_CHECKING:
 
 BASE = Struct(">BQ6s")
 OPTIONS = Struct(">QIIBI")
-RUN = Struct(">QHHQQ8sBBQQIB")
+RUN = Struct(">QHHQQ8sBBQQI")
 UNKNOWN = 0xFFFFFFFF
+HEAD = Struct(BASE.format + RUN.format[1:])  #: the fixed part of a record, as events keep it
+FIRST_HEAD = Struct(BASE.format + "Q")  #: the same while it waits for its first run: base and due
 INLINE_BYTES = 1024
 
 _STATES = tuple(JobState)
 _LANES = tuple(Lane)
 _NO_OPTIONS = (0, 0, UNKNOWN, 0, 0)
-_NO_RUN = (0, 0, 0, 0, 0, b"", 0, 0, 0, 0, UNKNOWN, 0)
+NO_RUN = (0, 0, 0, 0, 0, b"", 0, 0, 0, 0, UNKNOWN)
 
 
 class Record(NamedTuple):
@@ -65,15 +67,16 @@ def read(record: bytes) -> Record:
     if mark & 32:
         options = OPTIONS.unpack_from(record, at)
         at += OPTIONS.size
-    run = _NO_RUN
+    run = NO_RUN
     worker = ""
     if mark & 64:
         run = RUN.unpack_from(record, at)
         at += RUN.size
-        worker = record[at : at + run[-1]].decode()
-        at += run[-1]
+        end = record.index(0, at)
+        worker = record[at:end].decode()
+        at = end + 1
     return Record(
-        _STATES[mark & 7], _LANES[mark >> 3 & 3], mark >= 128, revision, request, *options, *run[:-1], worker, record[at:]
+        _STATES[mark & 7], _LANES[mark >> 3 & 3], mark >= 128, revision, request, *options, *run, worker, record[at:]
     )
 
 
@@ -109,9 +112,8 @@ def lease_of(member: bytes, record: bytes, apart: bytes, ttr_ms: int, resumed_ms
         _, own_ttr_ms, _, _, envelope_bytes = OPTIONS.unpack_from(record, at)
         ttr_ms = own_ttr_ms or ttr_ms
         at += OPTIONS.size
-    due_ms, attempts, crashes, _, token, nonce, _, _, started_ms, _, _, size = RUN.unpack_from(record, at)
-    at += RUN.size + size
-    body = apart if mark >= 128 else record[at:]
+    due_ms, attempts, crashes, _, token, nonce, _, _, started_ms, _, _ = RUN.unpack_from(record, at)
+    body = apart if mark >= 128 else record[record.index(0, at + RUN.size) + 1 :]
     topic, _, id_ = member.decode().partition("/")
     return Lease(
         JobKey(topic, id_),

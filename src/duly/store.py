@@ -4,6 +4,7 @@ The queue as a set of atomic transitions: one method per script.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -15,11 +16,13 @@ from duly.errors import (
     JobNotFound,
     LeaseLost,
     QueueFull,
+    StoreUnavailable,
 )
 from duly.group import Group, chunks
 from duly.ids import new_nonce, new_request
 from duly.job import JobKey, JobState, Lease, Order, Placed, shard_of
 from duly.keys import ShardKeys
+from duly.namespace import create
 from duly.records import Terms, lease_of, options_of
 from duly.scripts import load
 
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from duly.connection import Link
+
+log = logging.getLogger("duly.store")
 
 Word = Literal["ok", "lost", "gone"]
 
@@ -99,7 +104,6 @@ class Finish(NamedTuple):
 
     lease: Lease
     lateness_ms: int
-    run_ms: int
     own: tuple[Any, ...]
 
 
@@ -324,7 +328,7 @@ class Store:
         )
         _held(lease, word)
 
-    async def ack(self, lease: Lease, result: bytes = b"", *, lateness_ms: int = 0, run_ms: int = 0) -> None:
+    async def ack(self, lease: Lease, result: bytes = b"", *, lateness_ms: int = 0) -> None:
         """
         Finish the job that *lease* is for.
 
@@ -332,7 +336,7 @@ class Store:
             LeaseLost: The lease ran out and the job may be running elsewhere, or it was cancelled or replaced.
             JobNotFound: The job was pruned meanwhile.
         """
-        await self._finish("ack", Finish(lease, lateness_ms, run_ms, (result,)))
+        await self._finish("ack", Finish(lease, lateness_ms, (result,)))
 
     async def retry(
         self,
@@ -343,7 +347,6 @@ class Store:
         *,
         counted: bool = True,
         lateness_ms: int = 0,
-        run_ms: int = 0,
     ) -> None:
         """
         Schedule the job again; an uncounted retry is a snooze.
@@ -352,7 +355,7 @@ class Store:
             LeaseLost, JobNotFound: See `ack`.
         """
         own = (delay_ms, "1" if counted else "0", error, reason)
-        await self._finish("retry", Finish(lease, lateness_ms, run_ms, own))
+        await self._finish("retry", Finish(lease, lateness_ms, own))
 
     async def bury(
         self, lease: Lease, error: bytes = b"", reason: str = "", *, lateness_ms: int = 0, run_ms: int = 0
@@ -363,7 +366,7 @@ class Store:
         Raises:
             LeaseLost, JobNotFound: See `ack`.
         """
-        await self._finish("bury", Finish(lease, lateness_ms, run_ms, (error, reason)))
+        await self._finish("bury", Finish(lease, lateness_ms, (error, reason)))
 
     async def release(self, lease: Lease) -> None:
         """
@@ -372,7 +375,7 @@ class Store:
         Raises:
             LeaseLost, JobNotFound: See `ack`.
         """
-        await self._finish("release", Finish(lease, 0, 0, ()))
+        await self._finish("release", Finish(lease, 0, ()))
 
     async def _finish(self, verb: str, finish: Finish) -> None:
         _held(finish.lease, await self._finishes[verb, finish.lease.shard].add(finish))
@@ -381,10 +384,10 @@ class Store:
         async def send(batch: list[Finish]) -> list[bytes]:
             topics = dict.fromkeys(finish.lease.key.topic for finish in batch)
             rest: list[Any] = []
-            for lease, lateness_ms, run_ms, own in batch:
+            for lease, lateness_ms, own in batch:
                 rest += (lease.key.member, lease.token, lease.nonce)
                 if verb != "release":
-                    rest += (min(lateness_ms, MAX_MS), run_ms, *own)
+                    rest += (min(max(lateness_ms, 0), MAX_MS), *own)
             fixed: dict[str, Any] = {"nonce": new_nonce(), "topic_count": len(topics)}
             if verb == "ack":
                 fixed["keep_ms"] = self.keeping.done_ms
@@ -530,7 +533,11 @@ class Store:
         """
         Say that a worker lives, or with nothing to say about it, that it has gone.
         """
-        await self._run("beat", 0, (), {"worker": worker, "about": about, "forget_ms": FORGET_WORKERS_MS})
+        # Every shard holds the last claim of a worker; only the first tells of the worker itself.
+        for shard in range(self.shards):
+            await self._run(
+                "beat", shard, (), {"worker": worker, "about": about, "forget_ms": FORGET_WORKERS_MS}
+            )
 
     async def audit(self, shard: int, members: Sequence[str]) -> tuple[int, list[tuple[int, int]]]:
         """
@@ -573,9 +580,16 @@ class Store:
             keys += lanes(topic)
         if now:
             fixed["now_ms"] = self._now() if self._now else ""
-        args = [fixed[arg] for arg in plan[1]]
-        replay = [(fixed | again)[arg] for arg in plan[1]] + list(rest) if again else None
-        return await self.link.run(name, keys, [*args, *rest], again=replay)
+        args = [*(fixed[arg] for arg in plan[1]), *rest]
+        replay = [*((fixed | again)[arg] for arg in plan[1]), *rest] if again else None
+        try:
+            return await self.link.run(name, keys, args, again=replay)
+        except StoreUnavailable as error:
+            if "NONAMESPACE" not in str(error):
+                raise
+            log.error("%s; making namespace %r anew, its jobs are lost", error, self.namespace)  # noqa: TRY400  # no traceback
+            await create(self.link, self.namespace, self.shards, clock="test" if self._now else "server")
+            return await self.link.run(name, keys, args)
 
     def now_ms(self, server_ms: int) -> int:
         """

@@ -1,4 +1,6 @@
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -7,13 +9,14 @@ from tests.embedded.helpers import User, left_empty
 
 
 @pytest.fixture
-def data(tmp_path):
+def data():
     """
-    A data directory in which nothing runs when the test is over.
+    Name a data directory, by a short path, in which nothing runs when the test is over.
     """
-    path = tmp_path / "data"
-    with left_empty(path):
-        yield path
+    with tempfile.TemporaryDirectory(prefix="duly-", dir="/tmp") as short:
+        path = Path(short, "data")
+        with left_empty(path):
+            yield path
 
 
 @pytest.fixture

@@ -119,11 +119,10 @@ class User:
 
     def __init__(self, data, *, durability="always", linger_s=0.0, patience_s=15.0, program="obey"):
         self._process = subprocess.Popen(
-            [sys.executable, USER, program, data, durability, str(linger_s), str(patience_s)],
+            [sys.executable, USER, SRC, program, data, durability, str(linger_s), str(patience_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONPATH": str(SRC)},
         )
         self.pid = self._process.pid
 

@@ -16,7 +16,7 @@ import redis
 
 from duly.embedded import keeper
 from duly.errors import StoreUnavailable
-from tests.embedded.helpers import eventually, living_in, pids
+from tests.embedded.helpers import always, eventually, living_in, pids
 
 
 def answers(url):
@@ -82,8 +82,8 @@ def test_a_path_may_hold_any_character(data, embedded):
     eventually(lambda: not living_in(odd))
 
 
-def test_a_relative_path_means_where_the_program_was_then(data, embedded, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_a_relative_path_means_where_the_program_was_then(data, embedded, monkeypatch):
+    monkeypatch.chdir(data.parent)
     server = embedded(path="data")
     monkeypatch.chdir("/")
     server.start()
@@ -112,6 +112,8 @@ def test_a_directory_removed_below_the_server_ends_it_and_is_made_anew(data, emb
     eventually(lambda: not any(map(os.path.exists, (f"/proc/{pid}/exe" for pid in old))))
     server.ensure()
     assert answers(server.url)
+    new = pids(data)
+    always(lambda: new == pids(data), for_s=2 * keeper.PROBE_S)  # its keeper sees that it is used
 
 
 def test_start_up_says_where_the_data_is(data, embedded, caplog):

@@ -39,6 +39,7 @@ def test_data_survives_a_full_stop(data, start_user):
     assert "+OK" == first.tell("SET kept yes")
     first.leave()
     eventually(lambda: not living_in(data))
+    assert "ready to exit" in (data / keeper.LOG).read_text()  # it was asked, and not killed
     assert "$3 yes" == start_user().started().tell("GET kept")
 
 
@@ -54,11 +55,12 @@ def test_the_server_stays_while_one_user_is_left_and_goes_after_the_last(data, s
 
 
 def test_the_server_lingers_for_the_next_user(data, start_user):
-    start_user(linger_s=2.0).started().leave()
-    server = server_pid(data)
+    start_user(linger_s=60.0).started().leave()
+    old = pids(data)
+    always(lambda: old == pids(data), for_s=2 * keeper.PROBE_S)
     start_user().started()
-    assert server == server_pid(data)
-    assert alive(server)
+    assert old == pids(data)
+    kill(old[0], signal.SIGTERM)
 
 
 def test_a_program_started_by_a_user_does_not_keep_the_server(data, start_user):

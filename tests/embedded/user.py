@@ -1,16 +1,25 @@
 """
-A user of an embedded server: ``user.py PROGRAM DIR DURABILITY LINGER_S PATIENCE_S``.
+A user of an embedded server: ``user.py SRC PROGRAM DIR DURABILITY LINGER_S PATIENCE_S``.
 
 obey     do what standard input says: ``ensure``, ``spawn`` a program that sleeps, or a command for the server
 visit    come and go at random, count each visit in the server, and print the servers met
 count    count in the server until standard input ends, whatever happens to it, and print the answers got
 """
+# ruff: noqa: E402
 
 import random
 import selectors
 import subprocess
 import sys
 import time
+import types
+from pathlib import Path
+
+# An empty package in the place of duly: the embedded server stands alone, and importing all the rest would
+# take most of the time of most tests.
+src, program, data, durability, linger_s, patience_s = sys.argv[1:]
+sys.modules["duly"] = types.ModuleType("duly")
+sys.modules["duly"].__path__ = [str(Path(src, "duly"))]
 
 from duly.embedded import EmbeddedServer
 from duly.embedded.layout import Layout
@@ -32,7 +41,10 @@ def obey(server, path):
                 except DulyError as error:
                     print(f"{type(error).__name__}: {error}", flush=True)
             case ["spawn"]:
-                print(subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL).pid, flush=True)
+                print(
+                    subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, close_fds=False).pid,
+                    flush=True,
+                )
             case words:
                 try:
                     print(" ".join(ask(path, *words).split()), flush=True)
@@ -64,6 +76,5 @@ def count(server, path):
 
 
 if __name__ == "__main__":
-    program, data, durability, linger_s, patience_s = sys.argv[1:]
     embedded = EmbeddedServer(data, durability, linger_s=float(linger_s), patience_s=float(patience_s))
-    {"obey": obey, "visit": visit, "count": count}[program](embedded, Layout(embedded.data.resolve()).socket)
+    {"obey": obey, "visit": visit, "count": count}[program](embedded, Layout(embedded.data).socket)

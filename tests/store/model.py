@@ -69,9 +69,13 @@ class Model:
     def in_state(self, state: JobState, topic: str | None = None) -> list[Row]:
         return [row for row in self.rows.values() if row.state is state and topic in (None, row.order.key.topic)]
 
-    def grow(self, number: int) -> None:
-        assert number > self.last_number, "revisions and tokens are never reused"
-        self.last_number = number
+    def grow(self, *numbers: int) -> None:
+        """
+        Take note of revisions or tokens that one call gave out.
+        """
+        assert len(numbers) == len(set(numbers))
+        assert all(number > self.last_number for number in numbers), "revisions and tokens are never reused"
+        self.last_number = max(numbers, default=self.last_number)
 
     # -- verbs --------------------------------------------------------------------------------------------
 
@@ -79,14 +83,13 @@ class Model:
         old = self.rows.get(order.key)
         if old and order.on_conflict != "replace":
             return ("exists" if order.on_conflict == "raise" else "kept"), old
-        due = self.now + (order.delay_ms or 0) if order.due_ms is None else order.due_ms
+        due = self.now + (order.delay_ms or 0) if order.due_ms is None else max(order.due_ms, self.now)
         if old and not old.stub and old.due == due and _terms(old.order, old.expires) == _terms(order):
             return "kept", old
         topic = order.key.topic
         waiting = len(self.in_state(JobState.scheduled, topic)) + len(self.in_state(JobState.ready, topic))
         if (not old or old.state >= JobState.running) and waiting >= self.limits.get(topic, 1_000_000):
             return "full", None
-        due = max(due, self.now)
         state = JobState.ready if due == self.now else JobState.scheduled
         timed = old is not None or state is JobState.ready
         row = self.rows[order.key] = Row(order, state, due, expires=order.expires_ms, timed=timed)

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import redis
 from redis.exceptions import ResponseError
 
 from duly.job import JobKey, JobState, Lane
@@ -16,8 +17,6 @@ from duly.records import Record, read
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import redis
 
 STATES = [state.name for state in JobState]
 MARK_BODY_DROPPED = 4
@@ -29,7 +28,7 @@ class Stream:
     One lane of one topic: its entries, and which of them the group has been given.
     """
 
-    entries: dict[int, tuple[str, int]]  #: number -> member and revision
+    entries: dict[int, str]  #: number -> member
     pending: frozenset[int]
     delivered: int  #: the last number that the group was given
 
@@ -74,21 +73,24 @@ def take(client: redis.Redis, keys: ShardKeys, topics: Sequence[str]) -> Snapsho
     """
     fixed = keys.fixed
     pipe = client.pipeline(transaction=False)
+    pipe.response_callbacks.clear()
     for name in ("jobs", "bodies", "outcomes", "progress", "meta", "topics"):
         pipe.execute_command("HGETALL", fixed[name])
     for name in ("due", "leases", "done", "dead"):
-        pipe.zrange(fixed[name], 0, -1, withscores=True)
-    pipe.xlen(fixed["events"])
+        pipe.execute_command("ZRANGE", fixed[name], 0, -1, "WITHSCORES")
+    pipe.execute_command("XLEN", fixed["events"])
     for topic in topics:
-        pipe.llen(keys.wake(topic))
+        pipe.execute_command("LLEN", keys.wake(topic))
         for lane in Lane:
             key = keys.stream(topic, lane)
-            pipe.xrange(key)
+            pipe.execute_command("XRANGE", key, "-", "+")
             pipe.execute_command("XPENDING", key, "duly", "-", "+", 100_000)
             pipe.execute_command("XINFO", "GROUPS", key)
     found = iter(pipe.execute(raise_on_error=False))
     jobs, bodies, outcomes, progress, meta, counters = (_texts(next(found)) for _ in range(6))
-    due, leases, done, dead = ({m.decode(): int(s) for m, s in next(found)} for _ in range(4))
+    due, leases, done, dead = (
+        {member: int(float(score)) for member, score in _texts(next(found)).items()} for _ in range(4)
+    )
     events = next(found)
     wakes: dict[str, int] = {}
     streams = {}
@@ -106,7 +108,8 @@ def take(client: redis.Redis, keys: ShardKeys, topics: Sequence[str]) -> Snapsho
         leases,
         done,
         dead,
-        {name: value.decode() for name, value in meta.items()},
+        # A number that was taken in vain is no change.
+        {name: value.decode() for name, value in meta.items() if name != "sequence"},
         {name: int(value) for name, value in counters.items()},
         events,
         wakes,
@@ -114,27 +117,35 @@ def take(client: redis.Redis, keys: ShardKeys, topics: Sequence[str]) -> Snapsho
     )
 
 
-def _texts(found: dict[bytes, bytes]) -> dict[str, bytes]:
-    return {name.decode(): value for name, value in found.items()}
+def _texts(found: list[bytes]) -> dict[str, bytes]:
+    return {name.decode(): value for name, value in zip(found[::2], found[1::2], strict=True)}
+
+
+def client_of(path: object) -> redis.Redis:
+    """
+    A client that returns replies as the server sent them.
+    """
+    client = redis.Redis(unix_socket_path=str(path), protocol=2)
+    client.response_callbacks.clear()
+    return client
 
 
 def _stream(entries: Any, pending: Any, groups: Any) -> Stream:
     numbers = {}
     for entry, fields in entries:
-        numbers[int(entry.partition(b"-")[0])] = (fields[b"job"].decode(), int(fields[b"revision"]))
+        numbers[_number(entry)] = fields[1].decode()
     if isinstance(groups, ResponseError) or not groups:
         return Stream(numbers, frozenset(), 0)
-    group = groups[0] if isinstance(groups[0], dict) else dict(zip(groups[0][::2], groups[0][1::2], strict=True))
-    last = group.get("last-delivered-id") or group[b"last-delivered-id"]
+    group = dict(zip(groups[0][::2], groups[0][1::2], strict=True))
     return Stream(
         numbers,
-        frozenset(int(_field(row, 0, "message_id").partition(b"-")[0]) for row in pending),
-        int(last.partition(b"-")[0]),
+        frozenset(_number(row[0]) for row in pending),
+        _number(group[b"last-delivered-id"]),
     )
 
 
-def _field(row: Any, at: int, name: str) -> Any:
-    return row[name] if isinstance(row, dict) else row[at]
+def _number(entry: bytes) -> int:
+    return int(entry.partition(b"-")[0])
 
 
 def check(shard: Snapshot) -> None:
@@ -144,7 +155,7 @@ def check(shard: Snapshot) -> None:
     waiting: Counter[str] = Counter()
     held: Counter[str] = Counter()
     for (topic, lane), stream in shard.streams.items():
-        for number, (member, _revision) in stream.entries.items():
+        for number, member in stream.entries.items():
             job = shard.jobs.get(member)
             assert job is not None, f"entry {number} of {topic}:{lane.name} has no job {member}"
             assert number == job.entry, f"{member} is entry {job.entry}, and {number} in {topic}:{lane.name} as well"
@@ -160,7 +171,9 @@ def check(shard: Snapshot) -> None:
     assert by_state[JobState.scheduled] == shard.due.keys()
     assert dict.fromkeys(by_state[JobState.ready], 1) == dict(waiting)
     assert by_state[JobState.running] == shard.leases.keys()
-    assert dict.fromkeys(by_state[JobState.running], 1) == dict(held)
+    # A job that was claimed the moment it was due never stood in a stream.
+    lined_up = {member for member in by_state[JobState.running] if shard.jobs[member].entry}
+    assert dict.fromkeys(lined_up, 1) == dict(held)
     assert by_state[JobState.succeeded] | by_state[JobState.cancelled] == shard.done.keys()
     assert by_state[JobState.dead] == shard.dead.keys()
     check_sizes(shard)

@@ -35,7 +35,7 @@ async def test_an_acked_job_has_succeeded_and_keeps_its_result(store, views, clo
     await enqueue(store, "a", payload=b'{"n":1}')
     [lease] = await claim(store)
     clock.advance(ms=20)
-    await store.ack(lease, b'"fine"', lateness_ms=3, run_ms=20)
+    await store.ack(lease, b'"fine"', lateness_ms=3)
     job = await views.get(key("a"))
     assert (JobState.succeeded, b'"fine"', 1, 3, b'{"n":1}') == (
         job.state,

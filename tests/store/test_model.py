@@ -12,8 +12,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import redis
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -26,7 +25,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from duly.connection import Link
 from duly.errors import Conflict, JobExists, JobNotFound, LeaseLost, QueueFull
 from duly.feed import Feed
 from duly.job import JobKey, JobState, Lane, Order
@@ -36,18 +34,41 @@ from duly.store import Keeping, Store, Want
 from duly.testing import TestClock
 from tests.servers import Server, binary
 from tests.store import snapshot
+from tests.store.kit import RecordingLink
 from tests.store.model import DEAD_MS, DONE_MS, GRACE_MS, LANES, LEASE_MS, TTR_MS, Model, Told
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Coroutine
 
     from duly.job import Lease
     from tests.store.model import Row
 
 TOPICS = ("mail", "slow")
-PAYLOADS = (b"1", b"22", b'"' + b"x" * 1500 + b'"')  # the last one is kept apart from its record
+
+
+class Long(bytes):
+    """
+    A payload that is kept apart from its record, and short in a falsifying example.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"LONG[{len(self)}]"
+
+
+PAYLOADS = (b"1", b"22", Long(b'"' + b"x" * 1500 + b'"'))
 ERRORS = (b"", b'{"type":"Boom"}')
+PHASES = [Phase.explicit, Phase.generate] + ([Phase.shrink] if not __import__("os").environ.get("NOSHRINK") else [])
 _namespaces = itertools.count(1)
+
+_INDEX = {
+    JobState.scheduled: "due",
+    JobState.running: "leases",
+    JobState.succeeded: "done",
+    JobState.cancelled: "done",
+    JobState.dead: "dead",
+}
 
 keys = st.builds(JobKey, st.sampled_from(TOPICS), st.sampled_from(["a", "b", "c"]))
 delays = st.sampled_from([0, 1, 700, 20_000])
@@ -70,23 +91,6 @@ def orders(draw: st.DrawFn) -> Order:
         envelope=draw(st.sampled_from([b"", b"", b'{"max_attempts":2}'])),
         on_conflict=draw(st.sampled_from(["keep", "replace", "replace", "raise"])),
     )
-
-
-class RecordingLink(Link):
-    """
-    A link that can send its last script call once more, as after a lost reply.
-    """
-
-    async def run(
-        self, name: str, keys: Sequence[str], args: Sequence[Any], *, again: Sequence[Any] | None = None
-    ) -> Any:
-        self.last = (name, keys, again or args)
-        self.answer = await super().run(name, keys, args, again=again)
-        return self.answer
-
-    async def replay(self) -> Any:
-        name, keys, args = self.last
-        return await super().run(name, keys, args)
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -121,7 +125,7 @@ class StoreMachine(RuleBasedStateMachine):
             grace_ms=GRACE_MS,
             now=self.clock,
         )
-        self.client = redis.Redis(unix_socket_path=str(self.server.socket))
+        self.client = snapshot.client_of(self.server.socket)
 
     def do(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return self.loop.run_until_complete(coroutine)
@@ -137,6 +141,8 @@ class StoreMachine(RuleBasedStateMachine):
             return
         first, before = self.link.answer, self.look()
         answer = self.do(self.link.replay())
+        if self.link.last[0] == "claim":
+            first, answer = first[-1], answer[-1]
         if same_answer:
             assert first == answer
         assert before == self.look()
@@ -149,19 +155,27 @@ class StoreMachine(RuleBasedStateMachine):
         for order in asked:
             word, row = self.model.enqueue(order)
             expected.append((word, row and (row.due, row.state), row))
-        for (word, about, row), answer in zip(expected, self.do(self.store.enqueue_many(asked)), strict=True):
+        answers = self.do(self.store.enqueue_many(asked))
+        self.model.grow(*(answer.revision for answer in answers if getattr(answer, "created", False)))
+        for (word, about, row), answer in zip(expected, answers, strict=True):
             if word in ("exists", "full"):
                 assert {"exists": JobExists, "full": QueueFull}[word] is type(answer)
                 continue
             assert (word, about) == (answer.word, (answer.due_ms, answer.state))
             if answer.created:
                 row.revision = answer.revision
-                self.model.grow(answer.revision)
             assert row.revision == answer.revision
         self.maybe_replay(again)
 
+    @rule(key=keys)
+    def enqueue_plain(self, key: JobKey) -> None:
+        self._enqueue(Order(key, b"1", on_conflict="replace"))
+
     @rule(order=orders())
     def enqueue_alone(self, order: Order) -> None:
+        self._enqueue(order)
+
+    def _enqueue(self, order: Order) -> None:
         word, row = self.model.enqueue(order)
         try:
             answer = self.do(self.store.enqueue(order))
@@ -188,8 +202,13 @@ class StoreMachine(RuleBasedStateMachine):
         suspects=st.booleans(),
         again=st.booleans(),
     )
-    def claim(
+    def claim_some(
         self, topics: tuple[str, ...], free: tuple[int, int], limit: int, suspects: bool, again: bool
+    ) -> Any:
+        return self._claim(topics, free, limit, suspects=suspects, again=again)
+
+    def _claim(
+        self, topics: tuple[str, ...], free: tuple[int, int], limit: int, *, suspects: bool, again: bool
     ) -> Any:
         self.model.promote(topics)
         self.number += 1
@@ -216,6 +235,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.maybe_replay(again)
         return multiple(*taken)
 
+    @rule(target=leases, again=st.booleans())
+    def claim_all(self, again: bool) -> Any:
+        return self._claim(TOPICS, (3, 3), 6, suspects=True, again=again)
+
     def _expire_met(self) -> None:
         """
         Which of the ready jobs that are too late a claim came across is its own affair; those it met are cancelled.
@@ -228,7 +251,7 @@ class StoreMachine(RuleBasedStateMachine):
                 if jobs[row.order.key.member].state is JobState.cancelled:
                     self.model.end(row, JobState.cancelled, b'{"type":"expired"}')
 
-    @precondition(lambda self: self.running)
+    @precondition(lambda self: self.model.in_state(JobState.running))
     @rule(
         at=st.integers(0, 5),
         verb=st.sampled_from(["ack", "ack", "retry", "snooze", "bury", "release", "progress", "extend"]),
@@ -237,9 +260,8 @@ class StoreMachine(RuleBasedStateMachine):
         again=st.booleans(),
     )
     def end_a_run(self, at: int, verb: str, delay_ms: int, text: bytes, again: bool) -> None:
-        held = [lease for lease in self.running.values() if "run" == self.model.held(lease, verb)]
-        if held:
-            self._speak(held[at % len(held)], verb, delay_ms, text, again)
+        held = [self.running[row.token] for row in self.model.in_state(JobState.running)]
+        self._speak(held[at % len(held)], verb, delay_ms, text, again)
 
     @rule(
         lease=leases,
@@ -254,7 +276,7 @@ class StoreMachine(RuleBasedStateMachine):
         expected = model.held(lease, "retry" if verb == "snooze" else verb)
         row: Row | None = model.rows.get(lease.key)
         calls = {
-            "ack": lambda: store.ack(lease, text, lateness_ms=7, run_ms=8),
+            "ack": lambda: store.ack(lease, text, lateness_ms=7),
             "retry": lambda: store.retry(lease, delay_ms, text, "Boom"),
             "snooze": lambda: store.retry(lease, delay_ms, text, counted=False),
             "bury": lambda: store.bury(lease, text, "Bad"),
@@ -336,25 +358,25 @@ class StoreMachine(RuleBasedStateMachine):
         assert (self.model.prune(), False) == self.do(self.store.prune(0))
         self.maybe_replay(again, same_answer=False)
 
-    @rule(topic=st.sampled_from(TOPICS), again=st.booleans())
-    def pause(self, topic: str, again: bool) -> None:
-        self.model.paused.add(topic)
-        self.do(self.store.pause(topic))
-        self.maybe_replay(again)
-
-    @rule(topic=st.sampled_from(TOPICS), again=st.booleans())
-    def resume(self, topic: str, again: bool) -> None:
-        self.model.paused.discard(topic)
-        self.do(self.store.resume(topic))
-        self.maybe_replay(again)
-
-    @rule(topic=st.sampled_from(TOPICS), backlog=st.sampled_from([None, None, 1, 2]))
-    def limit(self, topic: str, backlog: int | None) -> None:
-        if backlog is None:
-            self.model.limits.pop(topic, None)
-        else:
-            self.model.limits[topic] = backlog
-        self.do(self.store.limit(topic, backlog))
+    @rule(
+        topic=st.sampled_from(TOPICS),
+        what=st.sampled_from(["pause", "resume", "resume", "limit 1", "limit 2", "limit", "limit"]),
+        again=st.booleans(),
+    )
+    def set_topic(self, topic: str, what: str, again: bool) -> None:
+        verb, _, number = what.partition(" ")
+        match verb:
+            case "pause":
+                self.model.paused.add(topic)
+                self.do(self.store.pause(topic))
+                self.maybe_replay(again)
+            case "resume":
+                self.model.paused.discard(topic)
+                self.do(self.store.resume(topic))
+                self.maybe_replay(again)
+            case _:
+                self.model.limits[topic] = int(number or 1_000_000)
+                self.do(self.store.limit(topic, int(number) if number else None))
 
     @rule(key=keys)
     def watch(self, key: JobKey) -> None:
@@ -375,18 +397,17 @@ class StoreMachine(RuleBasedStateMachine):
     def advance(self, ms: int) -> None:
         self.clock.advance(ms=ms)
 
-    @rule()
-    def flush_scripts(self) -> None:
-        self.do(self.link.call("SCRIPT", "FLUSH"))
-
     @precondition(lambda self: self.restarts < 1)
-    @rule()
-    def restart_the_server(self) -> None:
+    @rule(what=st.sampled_from(["flush", "restart"]))
+    def disturb(self, what: str) -> None:
+        if what == "flush":
+            self.do(self.link.call("SCRIPT", "FLUSH"))
+            return
         self.restarts += 1
         self.server.kill()
         self.server.start()
         self.client.close()
-        self.client = redis.Redis(unix_socket_path=str(self.server.socket))
+        self.client = snapshot.client_of(self.server.socket)
 
     @rule(data=st.data(), kinds=st.lists(st.integers(0, 8), min_size=1, max_size=3))
     def damage_and_audit(self, data: st.DataObject, kinds: list[int]) -> None:
@@ -403,20 +424,18 @@ class StoreMachine(RuleBasedStateMachine):
         if kind == 0:
             index = data.draw(st.sampled_from(["due", "leases", "done", "dead"]))
             self.client.zadd(fixed[index], {data.draw(st.sampled_from(["mail/none", "slow/a", "mail/a"])): 5})
-            for row in model.in_state(JobState.scheduled):
-                row.due = int(self.client.zscore(fixed["due"], row.order.key.member))
-            for row in model.in_state(JobState.running):
-                row.lease = int(self.client.zscore(fixed["leases"], row.order.key.member))
+            # Where the wrong entry is of a job that belongs there, nobody can know that the number is wrong.
             for row in rows:
-                index = "dead" if row.state is JobState.dead else "done"
-                if row.state.ended:
-                    row.keep = int(self.client.zscore(fixed[index], row.order.key.member) or 0)
+                its = _INDEX.get(row.state)
+                score = its and self.client.zscore(fixed[its], row.order.key.member)
+                if score is not None:
+                    setattr(row, {"due": "due", "leases": "lease"}.get(its, "keep"), int(score))
         elif kind == 1:
             self.client.hincrby(fixed["topics"], f"mail:{data.draw(st.sampled_from(list(JobState))).name}", 3)
         elif kind == 2:
             self.client.hset(fixed["meta"], data.draw(st.sampled_from(["done_bytes", "dead_bytes"])), 77)
         elif rows:
-            row = data.draw(st.sampled_from(rows))
+            row = rows[data.draw(st.integers(0, len(rows) - 1))]
             member = row.order.key.member
             stream = keys.stream(row.order.key.topic, Lane.suspect if row.crashes else row.order.lane)
             entry = f"{snapshot.read(self.client.hget(fixed['jobs'], member)).entry}-0"
@@ -436,7 +455,7 @@ class StoreMachine(RuleBasedStateMachine):
                     self.client.zrem(fixed["leases"], member)
                     row.lease = model.now
                 case _:
-                    self.client.zrem(fixed["dead" if row.state is JobState.dead else "done"], member)
+                    self.client.zrem(fixed[_INDEX[row.state]], member)
                     row.keep = model.now + DONE_MS
 
     def _has_group(self, stream: str) -> bool:
@@ -520,6 +539,7 @@ def test_the_store_behaves_as_its_model(kind: str, request: pytest.FixtureReques
                 deadline=None,
                 database=None,
                 print_blob=True,
+                phases=PHASES,
                 suppress_health_check=list(HealthCheck),
             ),
         )

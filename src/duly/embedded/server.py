@@ -46,9 +46,9 @@ class EmbeddedServer:
     ) -> None:
         if durability not in DURABILITIES:
             raise UsageError(f"durability={durability!r} is not one of {', '.join(DURABILITIES)}")
-        self.data = Path(data).absolute()
+        self.data = Path(data).resolve()
         self.durability = durability
-        self._layout = Layout(self.data.resolve())
+        self._layout = Layout(self.data)
         self._patience_s = patience_s
         self._linger_s = linger_s
         self._binary = binary

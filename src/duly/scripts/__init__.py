@@ -18,6 +18,9 @@ NAMES = (
     "recover release requeue reschedule resume retry sweep trim watch"
 ).split()
 
+#: A global costs a look-up each time it is used, a local none.
+_ALIASES = "local KEYS, ARGV, redis, string, table, math = KEYS, ARGV, redis, string, table, math"
+
 _FIELD = re.compile(r"^-- (?P<field>[A-Za-z]+)\s{2,}(?P<rest>.+)$|^--\s{10}(?P<more>\S.*)$")
 
 
@@ -47,7 +50,7 @@ def load(name: str) -> Script:
     uses = " ".join(header.get("uses", [])).split()
     library = [(here / "lib" / f"{part}.lua").read_text("utf-8") for part in uses]
     shebang, body = text.split("\n", 1)
-    source = "\n".join([shebang, _locals("KEYS", keys), _locals("ARGV", args), *map(_bare, library), _bare(body)])
+    source = "\n".join([shebang, _ALIASES, _locals("KEYS", keys), _locals("ARGV", args), *map(_bare, library), _bare(body)])
     # The digest only names the script to the server; it protects nothing.
     sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
     return Script(name, keys, args, source, sha)

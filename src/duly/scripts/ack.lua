@@ -2,7 +2,7 @@
 -- ack: finish jobs that ran well.
 --
 -- moves    running -> succeeded
--- uses     clock records topics events lanes ending
+-- uses     clock records changes endings
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters of topics
 --          jobs      hash    member -> record
@@ -19,7 +19,7 @@
 --          nonce     of the event entry
 --          keep_ms   how long succeeded jobs are kept
 --          topic_count  how many topics follow
---          topic...  their names; then for each job: member, token, nonce, lateness_ms, run_ms, result
+--          topic...  their names; then for each job: member, token, nonce, lateness_ms, result
 -- returns  'ok', 'lost' or 'gone' for each job
 -- cost     O(jobs * log n)
 
@@ -27,32 +27,40 @@ local now = clock(now_ms)
 local named = tonumber(topic_count)
 for at = 1, named do name_topic(ARGV[topic_at + at - 1], at) end
 local first = topic_at + named
-local members, words, mine, freed = {}, {}, {}, {}
-for at = first, #ARGV, 6 do members[#members + 1] = ARGV[at] end
+local members, words = {}, {}
+for at = first, #ARGV, 5 do members[#members + 1] = ARGV[at] end
+local default_ms = tonumber(keep_ms)
 
-for at, job in ipairs(fetch(members)) do
-  local arg = first + 6 * (at - 1)
-  local run, word = held(job, tonumber(ARGV[arg + 1]), ARGV[arg + 2], 'ack')
-  words[at] = word or 'ok'
-  if run then
-    run.attempts, run.verb, run.late = run.attempts + 1, VERBS.ack, tonumber(ARGV[arg + 3])
-    mine[#mine + 1] = {job = run, result = ARGV[arg + 5]}
-    event('acked', run, run.attempts, run.due, ARGV[arg + 3], ARGV[arg + 4])
+-- Without a table for each job: see `open`.  What it does is `finish`, said once more for speed.
+for at, record in ipairs(redis.call('HMGET', jobs, unpack(members))) do
+  local member, arg = members[at], first + 5 * (at - 1)
+  local word = 'gone'
+  if record then
+    local mark, revision, request, run_at, due_ms, attempts, crashes, entry, token, its_nonce, verb, marks, started, _, _,
+      worker, body_at = open(record)
+    local state, outcome, until_ms = mark % 8, ARGV[arg + 4], default_ms
+    if token ~= tonumber(ARGV[arg + 1]) or its_nonce ~= ARGV[arg + 2] then
+      word = 'lost'
+    elseif state ~= RUNNING then
+      word = verb == VERBS.ack and 'ok' or 'lost'
+    else
+      word = 'ok'
+      local topic = topic_of(member)
+      local _, _, retain = wishes_of(record, mark)
+      if retain ~= UNKNOWN then until_ms = retain * 1000 end
+      if until_ms < STUB_MS then
+        until_ms, outcome, body_at, marks = STUB_MS, '', #record + 1, bit.bor(marks, BODY_DROPPED)
+        if mark >= 128 then dropped_bodies[#dropped_bodies + 1] = member end
+      end
+      freed[#freed + 1] = member
+      drop_entry(topic, crashes > 0 and SUSPECT or floor(mark / 8) % 4, entry)
+      record = keep('acked', member, reseal(record, mark - RUNNING + SUCCEEDED, revision, request, run_at, due_ms,
+        attempts + 1, crashes, 0, token, its_nonce, VERBS.ack, marks, started, now, tonumber(ARGV[arg + 3]), worker, body_at))
+      close(member, topic, SUCCEEDED, RUNNING, now + until_ms, marks, outcome,
+        weight_of(member, record, outcome, mark >= 128 and marks % 8 < BODY_DROPPED))
+    end
   end
+  words[at] = word
 end
-if #mine == 0 then return words end
-emit(now, nonce)
-
-for at, one in ipairs(mine) do
-  local job = one.job
-  local topic = topic_of(job.member)
-  freed[at] = job.member
-  drop_entry(topic, lane_of(job), job.entry)
-  finish(job, topic, SUCCEEDED, now, tonumber(keep_ms), one.result)
-end
-write_records()
-redis.call('ZREM', leases, unpack(freed))
-write_entries()
-write_endings()
-write_counts()
+commit(now, nonce)
 return words

@@ -2,7 +2,7 @@
 -- audit: compare some records with the indexes and streams, and mend what disagrees.
 --
 -- moves    nothing of its own; puts jobs back to where their record says they are
--- uses     clock records events lanes ending
+-- uses     clock records changes endings
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters of topics
 --          jobs      hash    member -> record
@@ -33,7 +33,7 @@ for at = member_at, member_at + total - 1 do members[#members + 1] = ARGV[at] en
 
 local function mend(job, what)
   mended = mended + 1
-  event('mended', job, job.attempts, job.due, '', '', '', what)
+  event('mended', job.member, job.state and write(job) or NO_RECORD, what, job[DUE] or now)
 end
 
 local function unindex(job, except)
@@ -42,14 +42,25 @@ local function unindex(job, except)
   end
 end
 
-local function entry_stands(topic, job)
-  local key = stream(topic, lane_of(job))
-  return #redis.call('XRANGE', key, job.entry .. '-0', job.entry .. '-0') == 1
+local delivered = {}
+
+-- The last entry that the group was given: nothing up to there is delivered again.
+local function delivered_to(key)
+  if not delivered[key] then
+    delivered[key] = 0
+    local groups = redis.pcall('XINFO', 'GROUPS', key)
+    for _, group in ipairs(groups.err and {} or groups) do
+      for at = 1, #group, 2 do
+        if group[at] == 'last-delivered-id' then delivered[key] = tonumber(string.match(group[at + 1], '^%d+')) end
+      end
+    end
+  end
+  return delivered[key]
 end
 
-local function pending_in(topic, job)
-  local found = redis.pcall('XPENDING', stream(topic, lane_of(job)), GROUP, job.entry .. '-0', job.entry .. '-0', 1)
-  return not found.err and #found == 1
+local function will_be_delivered(topic, job)
+  local key, entry = stream(topic, lane_of(job)), string.format('%d-0', job[ENTRY])
+  return job[ENTRY] > delivered_to(key) and #redis.call('XRANGE', key, entry, entry) == 1
 end
 
 for at, job in ipairs(fetch(members)) do
@@ -64,22 +75,24 @@ for at, job in ipairs(fetch(members)) do
   if not first_key[topic] then
     unnamed[topic] = true
   elseif not job then
-    unindex({member = member, revision = 0})
+    unindex({member = member})
   elseif job.state == SCHEDULED then
     unindex(job, 'due')
     if not redis.call('ZSCORE', due, member) then
       mend(job, 'scheduled')
-      redis.call('ZADD', due, job.due or now, member)
+      redis.call('ZADD', due, job[DUE] or now, member)
       redis.call('XADD', timer, 'MAXLEN', 1, '*', 'due_ms', now)
     end
   elseif job.state == READY then
     unindex(job)
     -- Delivered without a lease, or gone from its stream: line it up again under a new number.
-    if not entry_stands(topic, job) or pending_in(topic, job) then
+    if not will_be_delivered(topic, job) then
       mend(job, 'ready')
-      drop_entry(topic, lane_of(job), job.entry)
-      line_up(job, topic, take_numbers(1))
-      put(job)
+      drop_entry(topic, lane_of(job), job[ENTRY])
+      job[ENTRY] = take_numbers(1)
+      line_up(job.member, topic, lane_of(job), job[ENTRY])
+      puts[#puts + 1] = member
+      puts[#puts + 1] = write(job)
     end
   elseif job.state == RUNNING then
     unindex(job, 'leases')
@@ -88,18 +101,14 @@ for at, job in ipairs(fetch(members)) do
       redis.call('ZADD', leases, now, member)
     end
   else
-    local name = job.state == DEAD and 'dead' or 'done'
-    unindex(job, name)
-    if not redis.call('ZSCORE', index_of(job.state), member) then
+    local index = job.state == DEAD and dead or done
+    unindex(job, job.state == DEAD and 'dead' or 'done')
+    if not redis.call('ZSCORE', index, member) then
       mend(job, 'ended')
-      redis.call('ZADD', index_of(job.state), now + tonumber(keep_ms), member)
+      redis.call('ZADD', index, now + tonumber(keep_ms), member)
     end
   end
 end
-emit(now, nonce)
-write_records()
-write_entries()
+commit(now, nonce)
 wake_topics()
-local names = {}
-for name in pairs(unnamed) do names[#names + 1] = name end
-return {mended, names, states}
+return {mended, names_of(unnamed), states}

@@ -2,7 +2,7 @@
 -- bury: end jobs that cannot succeed; they stay for somebody to look at.
 --
 -- moves    running -> dead
--- uses     clock records topics events lanes ending
+-- uses     clock records changes endings
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters of topics
 --          jobs      hash    member -> record
@@ -19,7 +19,7 @@
 --          nonce     of the event entry
 --          keep_ms   how long dead jobs are kept
 --          topic_count  how many topics follow
---          topic...  their names; then for each job: member, token, nonce, lateness_ms, run_ms,
+--          topic...  their names; then for each job: member, token, nonce, lateness_ms,
 --                    error document, one-line reason
 -- returns  'ok', 'lost' or 'gone' for each job
 -- cost     O(jobs * log n)
@@ -28,32 +28,20 @@ local now = clock(now_ms)
 local named = tonumber(topic_count)
 for at = 1, named do name_topic(ARGV[topic_at + at - 1], at) end
 local first = topic_at + named
-local members, words, mine, freed = {}, {}, {}, {}
-for at = first, #ARGV, 7 do members[#members + 1] = ARGV[at] end
+local members, words = {}, {}
+for at = first, #ARGV, 6 do members[#members + 1] = ARGV[at] end
 
-for at, job in ipairs(fetch(members)) do
-  local arg = first + 7 * (at - 1)
-  local run, word = held(job, tonumber(ARGV[arg + 1]), ARGV[arg + 2], 'bury')
+for at, found in ipairs(fetch(members)) do
+  local arg = first + 6 * (at - 1)
+  local job, word = held(found, tonumber(ARGV[arg + 1]), ARGV[arg + 2], 'bury')
   words[at] = word or 'ok'
-  if run then
-    run.attempts, run.verb, run.late = run.attempts + 1, VERBS.bury, tonumber(ARGV[arg + 3])
-    mine[#mine + 1] = {job = run, error = ARGV[arg + 5]}
-    event('buried', run, run.attempts, run.due, ARGV[arg + 3], ARGV[arg + 4], '', ARGV[arg + 6])
+  if job then
+    local topic = topic_of(job.member)
+    freed[#freed + 1] = job.member
+    drop_entry(topic, lane_of(job), job[ENTRY])
+    job[ATTEMPTS], job[VERB], job[LATE] = job[ATTEMPTS] + 1, VERBS.bury, tonumber(ARGV[arg + 3])
+    finish('buried', job, topic, DEAD, now, tonumber(keep_ms), ARGV[arg + 4], ARGV[arg + 5])
   end
 end
-if #mine == 0 then return words end
-emit(now, nonce)
-
-for at, one in ipairs(mine) do
-  local job = one.job
-  local topic = topic_of(job.member)
-  freed[at] = job.member
-  drop_entry(topic, lane_of(job), job.entry)
-  finish(job, topic, DEAD, now, tonumber(keep_ms), one.error)
-end
-write_records()
-redis.call('ZREM', leases, unpack(freed))
-write_entries()
-write_endings()
-write_counts()
+commit(now, nonce)
 return words

@@ -2,7 +2,7 @@
 -- cancel: end jobs that have not ended; a running one is told to stop and its token is void.
 --
 -- moves    scheduled, ready, running -> cancelled
--- uses     clock records topics events lanes ending
+-- uses     clock records changes endings
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters of topics
 --          jobs      hash    member -> record
@@ -29,39 +29,29 @@
 local now = clock(now_ms)
 local named = tonumber(topic_count)
 for at = 1, named do name_topic(ARGV[topic_at + at - 1], at) end
-local members, words, mine = {}, {}, {}
+local members, words = {}, {}
 for at = topic_at + named, #ARGV do members[#members + 1] = ARGV[at] end
 
 for at, job in ipairs(fetch(members)) do
   if not job then
     words[at] = 'gone'
   elseif job.state > RUNNING then
-    words[at] = job.state .. ' ' .. job.revision
+    words[at] = string.format('%d %d', job.state, job.revision)
   else
-    words[at] = CANCELLED .. ' ' .. job.revision
-    job.due = job.due or tonumber(redis.call('ZSCORE', due, job.member)) or now
-    mine[#mine + 1] = job
-    event('cancelled', job, job.attempts, job.due, '', '', job.worker, reason)
-  end
-end
-if #mine == 0 then return words end
-emit(now, nonce)
-
-for _, job in ipairs(mine) do
-  local topic = topic_of(job.member)
-  if job.state == SCHEDULED then
-    redis.call('ZREM', due, job.member)
-  else
-    drop_entry(topic, lane_of(job), job.entry)
-    if job.state == RUNNING then
-      redis.call('ZREM', leases, job.member)
-      redis.call('PUBLISH', stop, job.member .. ' ' .. job.token)
+    local topic = topic_of(job.member)
+    if job.state == SCHEDULED then
+      job[DUE] = job[DUE] or tonumber(redis.call('ZSCORE', due, job.member)) or now
+      unscheduled[#unscheduled + 1] = job.member
+    else
+      drop_entry(topic, lane_of(job), job[ENTRY])
     end
+    if job.state == RUNNING then
+      freed[#freed + 1] = job.member
+      stops[#stops + 1] = job.member .. ' ' .. job[TOKEN]
+    end
+    finish('cancelled', job, topic, CANCELLED, now, tonumber(keep_ms), '{"type":"' .. reason .. '"}', reason)
+    words[at] = string.format('%d %d', job.state, job.revision)
   end
-  finish(job, topic, CANCELLED, now, tonumber(keep_ms), '{"type":"' .. reason .. '"}')
 end
-write_records()
-write_entries()
-write_endings()
-write_counts()
+commit(now, nonce)
 return words

@@ -2,7 +2,7 @@
 -- claim: promote what is due, then lease ready jobs of the named topics to a worker.
 --
 -- moves    scheduled -> ready; ready -> running; ready, too late to start -> cancelled
--- uses     clock records topics events lanes ending promotion timers
+-- uses     clock records changes endings promotion timers
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters and pauses of topics
 --          jobs      hash    member -> record
@@ -18,9 +18,9 @@
 --          ended_channel  channel  tells waiters that an awaited job ended
 --          lanes...  stream  five keys for each topic, see lib/lanes.lua
 -- ARGV     now_ms    '' means the server's clock
---          nonce     of the tokens and the event entry, 8 bytes
+--          nonce     of the tokens and the event entry, 8 bytes; the same again when a reply was lost
 --          worker    its name, new with every start
---          number    of this claim, counted by the worker
+--          number    of this claim, counted by the worker: whose turn it is
 --          again     '1' when this claim was sent before and its reply lost
 --          lease_ms  how long the leases run
 --          grace_ms  how far a lease may outlast the time to run
@@ -36,16 +36,12 @@
 -- cost     O(limit * log n)
 
 local now = clock(now_ms)
-local names, free, ttr = {}, {}, {}
+local names, free, ttr, place = {}, {}, {}, {}
 for at = topic_at, #ARGV, 3 do
   local position = #names + 1
   names[position], free[position], ttr[position] = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+  place[ARGV[at]] = position
   name_topic(ARGV[at], position)
-end
-
-local function answer(leased, next_due, resumed, unnamed)
-  local lease = redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES')
-  return {now, next_due or '', lease[2] or '', hold_timer(name, role, now), names_of(unnamed), resumed, leased}
 end
 
 local fields = {}
@@ -54,7 +50,7 @@ for _, topic in ipairs(names) do
   fields[#fields + 1] = topic .. ':paused'
   fields[#fields + 1] = topic .. ':resumed'
 end
-local about = redis.call('HMGET', topics, unpack(fields))
+local about = #fields > 0 and redis.call('HMGET', topics, unpack(fields)) or {}
 local ready, resumed = {}, {}
 for at = 1, #names do
   ready[at] = tonumber(about[3 * at - 2]) or 0
@@ -62,30 +58,64 @@ for at = 1, #names do
   resumed[at] = about[3 * at] or '0'
 end
 
-if again == '1' then
-  local last = redis.call('HGET', claims, worker) or ''
-  local its_number, list = string.match(last, '^(%d+)\n(.*)$')
-  if its_number == number then
-    local members, leased = {}, {}
-    for member in string.gmatch(list, '[^\n]+') do members[#members + 1] = member end
-    for _, job in ipairs(fetch(members)) do
-      if job and job.state == RUNNING and job.nonce == nonce then
-        leased[#leased + 1] = job.member
-        leased[#leased + 1] = write(job)
-        leased[#leased + 1] = job.apart and redis.call('HGET', bodies, job.member) or ''
-      end
-    end
-    return answer(leased, '', resumed, {})
-  end
+local leased = {}
+local turn, left, bytes = tonumber(number), tonumber(limit), tonumber(max_bytes)
+
+local function answer(unnamed, next_due)
+  return {now, next_due or first_score(due), first_score(leases), hold_timer(name, role, now), names_of(unnamed), resumed, leased}
 end
 
-local chosen = choose_due(now, 200)
-move_due(chosen, now, tonumber(keep_ms))
+-- A claim that may have run before is known by its nonce; one that finds nothing to take need not ask.
+local next_due = first_score(due)
+local idle = turn % 8 ~= 0 and (next_due == '' or tonumber(next_due) > now)
+for at = 1, #names do idle = idle and (ready[at] == 0 or free[at] == 0) end
+if idle and again == '0' then return answer({}, next_due) end
 
-local turn = tonumber(number)
-local lane_order = turn % 8 == 7 and {2, 0, 1} or {1, 0, 2}
-local left, bytes = tonumber(limit), tonumber(max_bytes)
-local taken, taken_of, outdated = {}, {}, {}
+local last = redis.call('HGET', claims, worker)
+if last and string.sub(last, 1, 8) == nonce then
+  -- The same claim again, its reply lost: the same leases again, whichever of the two came first.
+  local members = {}
+  for member in string.gmatch(string.sub(last, 9), '[^\n]+') do members[#members + 1] = member end
+  for _, job in ipairs(fetch(members)) do
+    if job and job.state == RUNNING and job[NONCE] == nonce then
+      local at = #leased
+      leased[at + 1], leased[at + 2] = job.member, write(job)
+      leased[at + 3] = job.apart and redis.call('HGET', bodies, job.member) or ''
+    end
+  end
+  return answer({})
+end
+
+local taken, taken_of, names_taken, token = 0, {}, {}, nil
+local lease_for, grace = tonumber(lease_ms), tonumber(grace_ms)
+
+-- Lease a job to the worker if its body still fits into the answer; one always does.
+local function lease(member, topic, record, mark, revision, request, at, due_ms, attempts, crashes, entry, marks, body_at)
+  local size = #record - body_at
+  if mark >= 128 then size = redis.call('HSTRLEN', bodies, member) end
+  if size > bytes and taken > 0 then
+    bytes = 0
+    return false
+  end
+  if taken == 0 then token = take_numbers(left) end
+  bytes = bytes - size
+  local position = place[topic]
+  local _, own_ttr = wishes_of(record, mark)
+  local time_to_run = own_ttr > 0 and own_ttr or ttr[position]
+  lease_scores[2 * taken + 1] = now + math.min(lease_for, time_to_run + grace)
+  lease_scores[2 * taken + 2] = member
+  record = keep('claimed', member, reseal(record, mark - mark % 8 + RUNNING, revision, request, at, due_ms, attempts, crashes,
+    entry, token + taken, nonce, 0, marks, now, 0, UNKNOWN, worker, body_at))
+  leased[3 * taken + 1], leased[3 * taken + 2] = member, record
+  leased[3 * taken + 3] = mark >= 128 and redis.call('HGET', bodies, member) or ''
+  taken = taken + 1
+  names_taken[taken] = member
+  taken_of[position] = (taken_of[position] or 0) + 1
+  free[position], left = free[position] - 1, left - 1
+  count(topic, RUNNING, 1)
+  if crashes > 0 then suspects = '0' end
+  return true
+end
 
 local function read_stream(key, want)
   local found = redis.pcall('XREADGROUP', 'GROUP', GROUP, GROUP, 'COUNT', want, 'STREAMS', key, '>')
@@ -99,112 +129,93 @@ local function read_stream(key, want)
   return found and found[1][2] or {}
 end
 
+local function number_of(entry)
+  return tonumber(string.match(entry[1], '^%d+'))
+end
+
 -- Give back to the stream what was read beyond the byte limit: it is delivered again, in its order.
 local function unread(key, found, from)
   local ids = {}
   for at = from, #found do ids[#ids + 1] = found[at][1] end
   redis.call('XACK', key, GROUP, unpack(ids))
-  redis.call('XGROUP', 'SETID', key, GROUP, found[from - 1][1])
+  redis.call('XGROUP', 'SETID', key, GROUP, string.format('%d-0', number_of(found[from]) - 1))
 end
 
-local function take(position, lane, want)
+local function take_ready(position, lane, want)
   local topic = names[position]
   local key = stream(topic, lane)
   local found = read_stream(key, want)
   if #found == 0 then return end
   local members = {}
   for at, entry in ipairs(found) do members[at] = entry[2][2] end
-  for at, job in ipairs(fetch(members)) do
-    local entry = tonumber(string.match(found[at][1], '^%d+'))
-    if not job or job.state ~= READY or job.entry ~= entry then
-      outdated[#outdated + 1] = true
+  for at, record in ipairs(redis.call('HMGET', jobs, unpack(members))) do
+    local entry, member = number_of(found[at]), members[at]
+    local mark, revision, request, run_at, due_ms, attempts, crashes, its_entry, marks, body_at, _
+    if record then
+      mark, revision, request, run_at, due_ms, attempts, crashes, its_entry, _, _, _, marks, _, _, _, _, body_at = open(record)
+    end
+    local expires = record and wishes_of(record, mark) or 0
+    if not record or mark % 8 ~= READY or its_entry ~= entry then
       drop_entry(topic, lane, entry)
-    elseif job.expires > 0 and job.expires < now then
-      event('cancelled', job, job.attempts, job.due, '', '', '', 'expired')
+    elseif expires > 0 and expires < now then
       drop_entry(topic, lane, entry)
-      finish(job, topic, CANCELLED, now, tonumber(keep_ms), '{"type":"expired"}')
+      finish('cancelled', read(member, record), topic, CANCELLED, now, tonumber(keep_ms), '{"type":"expired"}', 'expired')
       ready[position] = ready[position] - 1
+    elseif not lease(member, topic, record, mark, revision, request, run_at, due_ms, attempts, crashes, entry, marks, body_at) then
+      return unread(key, found, at)
     else
-      local size = #job.body
-      if job.apart then size = redis.call('HSTRLEN', bodies, job.member) end
-      if size > bytes and #taken > 0 and at > 1 then
-        unread(key, found, at)
-        left = 0
-        return
-      end
-      bytes = bytes - size
-      job.topic, job.position = topic, position
-      taken[#taken + 1] = job
-      taken_of[position] = (taken_of[position] or 0) + 1
-      free[position], left = free[position] - 1, left - 1
+      ready[position] = ready[position] - 1
+      count(topic, READY, -1)
     end
   end
 end
 
-for position, topic in ipairs(names) do ready[position] = ready[position] + (woken[topic] or 0) end
+local lane_order = turn % 8 == 7 and {2, 0, 1} or {1, 0, 2}
 for step = 0, #names - 1 do
   -- Each call begins with another topic, so that none starves.
   local position = (turn + step) % #names + 1
   -- Counters say where to look; now and then the streams are asked themselves.
-  if free[position] > 0 and left > 0 and (ready[position] > 0 or turn % 8 == 0) then
-    if suspects == '1' then
-      local before = #taken
-      take(position, SUSPECT, 1)
-      if #taken > before then suspects = '0' end
-    end
+  if free[position] > 0 and left > 0 and bytes > 0 and (ready[position] > 0 or turn % 8 == 0) then
+    if suspects == '1' then take_ready(position, SUSPECT, 1) end
     for _, lane in ipairs(lane_order) do
       local want = math.min(free[position], left)
-      if want > 0 then take(position, lane, want) end
+      if want > 0 and bytes > 0 then take_ready(position, lane, want) end
     end
   end
 end
 
-local leased, scores = {}, {}
-if #taken > 0 then
-  local token = take_numbers(#taken)
-  for at, job in ipairs(taken) do
-    job.state, job.token, job.nonce, job.verb = RUNNING, token + at - 1, nonce, 0
-    job.started, job.worker = now, worker
-    local time_to_run = job.ttr > 0 and job.ttr or ttr[job.position]
-    scores[#scores + 1] = now + math.min(tonumber(lease_ms), time_to_run + tonumber(grace_ms))
-    scores[#scores + 1] = job.member
-    event('claimed', job, job.attempts + 1, job.due, '', '', worker)
-    count(job.topic, READY, -1)
-    count(job.topic, RUNNING, 1)
+-- What is due goes to its stream; but where a slot is still free, nothing waits there, and it starts at once.
+local numbers, used = nil, 0
+local unnamed = for_each_due(now, 200, tonumber(keep_ms), function(member, topic, record, due_ms)
+  local position = place[topic]
+  if free[position] > 0 and left > 0 and bytes > 0 then
+    local mark, revision, request, at, _, attempts, crashes, _, _, _, _, marks, _, _, _, _, body_at = open(record)
+    if (crashes == 0 or suspects == '1')
+      and lease(member, topic, record, mark, revision, request, at, due_ms, attempts, crashes, 0, marks, body_at) then
+      count(topic, SCHEDULED, -1)
+      return
+    end
   end
-end
-emit(now, nonce)
+  numbers = numbers or take_numbers(200)
+  promote(member, topic, record, due_ms, numbers + used)
+  used = used + 1
+  ready[position] = ready[position] + 1
+end)
 
-if #taken > 0 then
-  redis.call('ZADD', leases, unpack(scores))
-  local names_taken = {number}
-  for at, job in ipairs(taken) do
-    names_taken[at + 1] = job.member
-    local record = write(job)
-    puts[#puts + 1] = job.member
-    puts[#puts + 1] = record
-    leased[#leased + 1] = job.member
-    leased[#leased + 1] = record
-    leased[#leased + 1] = job.apart and redis.call('HGET', bodies, job.member) or ''
-  end
-  redis.call('HSET', claims, worker, table.concat(names_taken, '\n'))
-end
-write_records()
-write_entries()
-write_endings()
-write_counts()
+if taken > 0 then redis.call('HSET', claims, worker, nonce .. table.concat(names_taken, '\n')) end
+commit(now, nonce, worker)
 
 for position, topic in ipairs(names) do
-  local behind = ready[position] - (taken_of[position] or 0)
-  if woken[topic] and behind > 0 then
-    wake(topic, behind)
-  elseif taken_of[position] then
+  if woken[topic] and ready[position] > 0 then
+    wake(topic, ready[position])
+  elseif taken_of[position] or (left <= 0 and not about[3 * position - 1]) then
+    -- A full worker passes on what it did not come to as well: the token that woke it may have been of that topic.
     local list = KEYS[first_key[topic] + WAKE]
-    if behind <= 0 then
+    if ready[position] <= 0 then
       redis.call('DEL', list)
     elseif redis.call('LLEN', list) == 0 then
       redis.call('LPUSH', list, '1')
     end
   end
 end
-return answer(leased, chosen.next_due, resumed, chosen.unnamed)
+return answer(unnamed)

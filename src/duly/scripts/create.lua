@@ -12,7 +12,7 @@
 -- returns  {layout, shards, clock, epoch}
 -- cost     O(1)
 
-if redis.call('EXISTS', meta) == 0 then
+if redis.call('HEXISTS', meta, 'layout') == 0 then
   redis.call('HSET', meta, 'layout', layout, 'shards', shards, 'clock', clock_kind, 'epoch', epoch,
     'max_event_rows', max_event_rows, 'max_event_bytes', max_event_bytes)
 end

@@ -2,7 +2,7 @@
 -- enqueue: accept jobs, each new, kept as it was, or in place of an older one with its id.
 --
 -- moves    (new) -> scheduled or ready; with replace also any state -> scheduled or ready
--- uses     clock records topics events lanes schedule ending
+-- uses     clock records changes endings
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters, limits and pauses of topics
 --          jobs      hash    member -> record
@@ -38,116 +38,118 @@ end
 local first = topic_at + named
 local members = {}
 for at = first, #ARGV, 7 do members[#members + 1] = ARGV[at] end
-local existing = fetch(members)
-local answers, placed = {}, {}
+local records = redis.call('HMGET', jobs, unpack(members))
+local answers, fresh, fresh_due, replacing = {}, {}, {}, {}
+
+local function due_of(arg)
+  local when = ARGV[arg + 3]
+  if when == '+0' then return now_floor end
+  if string.byte(when) == 43 then return now_ceil + tonumber(when) end
+  -- What is past is due now, so that lateness counts from when it was accepted.
+  return math.max(tonumber(when), now_floor)
+end
 
 local function current_due(job)
   if job.state == SCHEDULED then return tonumber(redis.call('ZSCORE', due, job.member)) or now_floor end
-  return job.due
+  return job[DUE]
 end
 
 local function answer_of(word, job, due_ms)
-  return word .. ' ' .. job.revision .. ' ' .. due_ms .. ' ' .. job.state
+  return string.format('%s %d %d %d', word, job.revision, due_ms, job.state)
 end
 
-local function same(old, old_due, new, due_ms, body)
-  if old_due ~= due_ms or old.options ~= new.options or old.lane ~= new.lane then return false end
+local function same(old, old_due, arg, due_ms)
+  local body = ARGV[arg + 6]
+  if old_due ~= due_ms or old.options ~= ARGV[arg + 5] or old.lane ~= tonumber(ARGV[arg + 2]) then return false end
   if has_mark(old, BODY_DROPPED) then return false end
   if old.apart then return redis.call('HGET', bodies, old.member) == body end
   return old.body == body
 end
 
+-- An id that is taken: the first answer again, what stands, or a place in `replacing`.
+local function meet(old, at, arg, topic)
+  local on_conflict, due_ms = ARGV[arg + 4], due_of(arg)
+  local old_due = current_due(old)
+  if old.request == ARGV[arg + 1] then
+    answers[at] = answer_of(has_mark(old, REPLACED) and 'replaced' or 'created', old, old_due)
+  elseif on_conflict ~= 'replace' then
+    answers[at] = answer_of(on_conflict == 'raise' and 'exists' or 'kept', old, old_due)
+  elseif same(old, old_due, arg, due_ms) then
+    answers[at] = answer_of('kept', old, old_due)
+  elseif old.state >= RUNNING and room[topic] < 1 then
+    answers[at] = 'full 0 0 0'
+  else
+    if old.state >= RUNNING then room[topic] = room[topic] - 1 end
+    replacing[#replacing + 1] = {old = old, at = at, due = due_ms}
+  end
+end
+
 for at, member in ipairs(members) do
   local arg = first + 7 * (at - 1)
-  local request, lane, when, on_conflict = ARGV[arg + 1], ARGV[arg + 2], ARGV[arg + 3], ARGV[arg + 4]
-  local old = existing[at]
   local topic = topic_of(member)
-  if old and old.request == request then
-    -- The same call again, its first reply lost: the first answer again.
-    answers[at] = answer_of(has_mark(old, REPLACED) and 'replaced' or 'created', old, current_due(old))
-  elseif old and on_conflict ~= 'replace' then
-    answers[at] = answer_of(on_conflict == 'raise' and 'exists' or 'kept', old, current_due(old))
+  if records[at] then
+    meet(read(member, records[at]), at, arg, topic)
+  elseif room[topic] < 1 then
+    answers[at] = 'full 0 0 0'
   else
-    local due_ms
-    if string.sub(when, 1, 1) == '+' then
-      due_ms = now_ceil + tonumber(when)
-    else
-      due_ms = math.max(tonumber(when), 0)
-    end
-    local body = ARGV[arg + 6]
-    local job = {
-      member = member, request = request, state = SCHEDULED, lane = tonumber(lane), options = ARGV[arg + 5],
-      apart = #body > INLINE_BYTES, body = body, attempts = 0, crashes = 0, entry = 0, token = 0, nonce = NO_NONCE,
-      verb = 0, marks = 0, started = 0, ended = 0, late = UNKNOWN, worker = '', revision = 0,
-    }
-    local old_due = old and current_due(old)
-    if old and same(old, old_due, job, due_ms, body) then
-      answers[at] = answer_of('kept', old, old_due)
-    elseif (not old or old.state >= RUNNING) and room[topic] < 1 then
-      answers[at] = 'full 0 0 0'
-    else
-      if not old or old.state >= RUNNING then room[topic] = room[topic] - 1 end
-      -- What is past is due now, so that lateness counts from when it was accepted.
-      if due_ms <= now_floor then due_ms = now_floor end
-      if old then
-        job.marks = REPLACED + bit.band(old.marks, AWAITED)
-        job.due = due_ms
-      end
-      placed[#placed + 1] = {job = job, topic = topic, due = due_ms, old = old, at = at, ready = due_ms <= now_floor}
-    end
+    room[topic] = room[topic] - 1
+    fresh[#fresh + 1] = at
+    fresh_due[#fresh] = due_of(arg)
   end
 end
 
-if #placed == 0 then return answers end
+local total = #fresh + #replacing
+if total == 0 then return answers end
+local revision = take_numbers(2 * total)
+local entry = revision + total
 
-local revision = take_numbers(2 * #placed)
-local entry = revision + #placed
-for at, place in ipairs(placed) do
-  place.job.revision = revision + at - 1
-  event(place.old and 'replaced' or 'enqueued', place.job, 0, place.due)
-end
-emit(now_floor, nonce)
-
-local bodies_now, bodies_gone, unscheduled = {}, {}, {}
-for at, place in ipairs(placed) do
-  local job, old, topic = place.job, place.old, place.topic
-  if old then
-    if old.state == READY then
-      drop_entry(topic, lane_of(old), old.entry)
-    elseif old.state == RUNNING then
-      drop_entry(topic, lane_of(old), old.entry)
-      redis.call('ZREM', leases, old.member)
-      redis.call('PUBLISH', stop, old.member .. ' ' .. old.token)
-    end
-    if old.state > RUNNING then revive(old, topic) else count(topic, old.state, -1) end
-    if old.state == SCHEDULED and place.ready then unscheduled[#unscheduled + 1] = old.member end
-    if old.apart and not job.apart then bodies_gone[#bodies_gone + 1] = old.member end
-    outcome_drops[#outcome_drops + 1] = old.member
-    progress_drops[#progress_drops + 1] = old.member
+-- Build a record without a table in between: this is the path of bulk scheduling.
+local function place(verb, member, arg, topic, number, due_ms, marks)
+  local options, body, lane = ARGV[arg + 5], ARGV[arg + 6], tonumber(ARGV[arg + 2])
+  local state, run = SCHEDULED, ''
+  if due_ms <= now_floor then state = READY end
+  local mark = state + lane * 8
+  if options ~= '' then mark = mark + 32 end
+  if #body > INLINE_BYTES then
+    put_bodies[#put_bodies + 1] = member
+    put_bodies[#put_bodies + 1] = body
+    body, mark = '', mark + 128
   end
-  if place.ready then
-    job.due = place.due
-    line_up(job, topic, entry + at - 1)
+  if state == READY then
+    line_up(member, topic, lane, entry + number)
+    run = encode(RUN, due_ms, 0, 0, entry + number, 0, NO_NONCE, 0, marks, 0, 0, UNKNOWN, '')
   else
-    schedule(job, place.due)
+    schedule(member, due_ms)
+    if marks > 0 then run = encode(RUN, due_ms, 0, 0, 0, 0, NO_NONCE, 0, marks, 0, 0, UNKNOWN, '') end
   end
-  count(topic, job.state, 1)
-  if job.apart then
-    bodies_now[#bodies_now + 1] = job.member
-    bodies_now[#bodies_now + 1] = job.body
-    job.body = ''
-  end
-  put(job)
-  answers[place.at] = answer_of(old and 'replaced' or 'created', job, place.due)
+  if run ~= '' then mark = mark + 64 end
+  local record = encode(BASE, mark, revision + number, ARGV[arg + 1]) .. options .. run .. body
+  count(topic, state, 1)
+  keep(verb, member, record, nil, due_ms)
+  return string.format('%d %d %d', revision + number, due_ms, state)
 end
 
-write_records()
-if #bodies_now > 0 then redis.call('HSET', bodies, unpack(bodies_now)) end
-if #bodies_gone > 0 then redis.call('HDEL', bodies, unpack(bodies_gone)) end
-if #unscheduled > 0 then redis.call('ZREM', due, unpack(unscheduled)) end
-write_schedule()
-write_entries()
-write_endings()
-write_counts()
+for number, at in ipairs(fresh) do
+  local member = members[at]
+  answers[at] = 'created ' .. place('enqueued', member, first + 7 * (at - 1), topic_of(member), number - 1, fresh_due[number], 0)
+end
+
+for position, each in ipairs(replacing) do
+  local old, arg = each.old, first + 7 * (each.at - 1)
+  local topic = topic_of(old.member)
+  if old.state == READY or old.state == RUNNING then drop_entry(topic, lane_of(old), old[ENTRY]) end
+  if old.state == RUNNING then
+    freed[#freed + 1] = old.member
+    stops[#stops + 1] = old.member .. ' ' .. old[TOKEN]
+  end
+  if old.state > RUNNING then revive(old, topic) else count(topic, old.state, -1) end
+  if old.state == SCHEDULED and each.due <= now_floor then unscheduled[#unscheduled + 1] = old.member end
+  if old.apart and #ARGV[arg + 6] <= INLINE_BYTES then dropped_bodies[#dropped_bodies + 1] = old.member end
+  dropped_outcomes[#dropped_outcomes + 1] = old.member
+  dropped_progress[#dropped_progress + 1] = old.member
+  answers[each.at] = 'replaced '
+    .. place('replaced', old.member, arg, topic, #fresh + position - 1, each.due, REPLACED + bit.band(old[MARKS], AWAITED))
+end
+commit(now_floor, nonce)
 wake_topics()
 return answers

@@ -18,9 +18,9 @@ local members, words, scores = {}, {}, {}
 for at = job_at, #ARGV, 4 do members[#members + 1] = ARGV[at] end
 for at, job in ipairs(fetch(members)) do
   local arg = job_at + 4 * (at - 1)
-  if job and job.state == RUNNING and job.token == tonumber(ARGV[arg + 1]) and job.nonce == ARGV[arg + 2] then
+  if job and job.state == RUNNING and job[TOKEN] == tonumber(ARGV[arg + 1]) and job[NONCE] == ARGV[arg + 2] then
     words[at] = 'ok'
-    local last = job.started + tonumber(ARGV[arg + 3]) + tonumber(grace_ms)
+    local last = job[STARTED] + tonumber(ARGV[arg + 3]) + tonumber(grace_ms)
     scores[#scores + 1] = math.min(now + tonumber(lease_ms), last)
     scores[#scores + 1] = job.member
   else

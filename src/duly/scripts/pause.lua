@@ -2,7 +2,7 @@
 -- pause: let no more jobs of a topic be claimed; promotion goes on and running jobs finish.
 --
 -- moves    nothing
--- uses     clock events
+-- uses     clock records changes
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters and pauses of topics
 --          events    stream  what happened
@@ -14,7 +14,7 @@
 
 local now = clock(now_ms)
 if redis.call('HEXISTS', topics, topic .. ':paused') == 1 then return 'ok' end
-event('paused', {member = topic .. '/', revision = 0})
-emit(now, nonce)
+event('paused', topic .. '/', NO_RECORD, nil, now)
+commit(now, nonce)
 redis.call('HSET', topics, topic .. ':paused', now)
 return 'ok'

@@ -15,6 +15,6 @@
 local record = redis.call('HGET', jobs, member)
 local job = record and read(member, record)
 if not job then return 'gone' end
-if job.state ~= RUNNING or job.token ~= tonumber(token) or job.nonce ~= nonce then return 'lost' end
+if job.state ~= RUNNING or job[TOKEN] ~= tonumber(token) or job[NONCE] ~= nonce then return 'lost' end
 redis.call('HSET', progress, member, value)
 return 'ok'

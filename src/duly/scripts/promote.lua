@@ -2,7 +2,7 @@
 -- promote: move up to `limit` due jobs of the named topics to their ready streams, earliest due first.
 --
 -- moves    scheduled -> ready; scheduled, too late to start -> cancelled
--- uses     clock records topics events lanes ending promotion timers
+-- uses     clock records changes endings promotion timers
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters of topics
 --          jobs      hash    member -> record
@@ -29,14 +29,12 @@
 local now = clock(now_ms)
 for at = topic_at, #ARGV do name_topic(ARGV[at], at - topic_at + 1) end
 
-local chosen = choose_due(now, tonumber(limit))
-emit(now, nonce)
-move_due(chosen, now, tonumber(keep_ms))
-write_endings()
-write_counts()
+local moved, number = 0, 0
+local unnamed = for_each_due(now, tonumber(limit), tonumber(keep_ms), function(member, topic, record, due_ms)
+  if moved == 0 then number = take_numbers(tonumber(limit)) end
+  promote(member, topic, record, due_ms, number + moved)
+  moved = moved + 1
+end)
+commit(now, nonce)
 wake_topics()
-
-local lease = redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES')
-return {
-  now, #chosen.moving, chosen.next_due or '', lease[2] or '', hold_timer(name, role, now), names_of(chosen.unnamed),
-}
+return {now, moved, first_score(due), first_score(leases), hold_timer(name, role, now), names_of(unnamed)}

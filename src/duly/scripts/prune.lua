@@ -2,7 +2,7 @@
 -- prune: forget ended jobs that are past their time, or beyond the bytes that may be kept.
 --
 -- moves    succeeded, dead, cancelled -> (gone)
--- uses     clock records topics events ending
+-- uses     clock records changes endings
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters of topics
 --          jobs      hash    member -> record
@@ -24,39 +24,30 @@ local now = clock(now_ms)
 local totals = redis.call('HMGET', meta, 'done_bytes', 'dead_bytes')
 local gone, more = {}, '0'
 
-local function collect(index, bytes, max_bytes)
+local function collect(index, bytes, max_bytes, removed)
   local found = redis.call('ZRANGE', index, 0, limit - 1, 'WITHSCORES')
-  local members, removed = {}, {}
+  local members = {}
   for at = 1, #found, 2 do members[#members + 1] = found[at] end
   for at, job in ipairs(fetch(members)) do
-    if tonumber(found[2 * at]) > now and bytes <= max_bytes then return removed end
+    if tonumber(found[2 * at]) > now and bytes <= max_bytes then return end
     removed[#removed + 1] = members[at]
     if job and job.state > RUNNING then
-      local outcome = redis.call('HGET', outcomes, job.member) or ''
-      local weight = weigh(job, write(job), outcome)
+      local record = write(job)
+      local weight = weigh(job, record, redis.call('HGET', outcomes, job.member) or '')
       bytes = bytes - weight
       weigh_in(job.state, -weight)
       count(topic_of(job.member), job.state, -1)
       gone[#gone + 1] = job.member
-      event('pruned', job, job.attempts, job.due)
+      dropped_outcomes[#dropped_outcomes + 1] = job.member
+      if job.apart then dropped_bodies[#dropped_bodies + 1] = job.member end
+      event('pruned', job.member, record)
     end
   end
   if #members == tonumber(limit) then more = '1' end
-  return removed
 end
 
-local from_done = collect(done, tonumber(totals[1]) or 0, tonumber(max_done_bytes))
-local from_dead = collect(dead, tonumber(totals[2]) or 0, tonumber(max_dead_bytes))
-emit(now, nonce)
-
--- The indexes last: what a failure half-way leaves behind is found there again.
-if #gone > 0 then
-  redis.call('HDEL', bodies, unpack(gone))
-  redis.call('HDEL', outcomes, unpack(gone))
-  redis.call('HDEL', jobs, unpack(gone))
-end
-if #from_done > 0 then redis.call('ZREM', done, unpack(from_done)) end
-if #from_dead > 0 then redis.call('ZREM', dead, unpack(from_dead)) end
-write_endings()
-write_counts()
+collect(done, tonumber(totals[1]) or 0, tonumber(max_done_bytes), undone)
+collect(dead, tonumber(totals[2]) or 0, tonumber(max_dead_bytes), undead)
+commit(now, nonce)
+if #gone > 0 then redis.call('HDEL', jobs, unpack(gone)) end
 return {#gone, more}

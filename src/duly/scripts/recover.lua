@@ -3,7 +3,7 @@
 --
 -- moves    running, lease over -> scheduled a little later as a suspect, or dead after too many crashes;
 --          -> ready when the crash is not to be counted
--- uses     clock records topics events lanes schedule ending
+-- uses     clock records changes endings
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters of topics
 --          jobs      hash    member -> record
@@ -38,58 +38,39 @@ for _, member in ipairs(redis.call('ZRANGE', leases, '-inf', now, 'BYSCORE', 'LI
   if first_key[topic] then members[#members + 1] = member else unnamed[topic] = true end
 end
 
-local freed, back, buried = {}, {}, {}
+local back, buried = 0, 0
+local entry = #members > 0 and take_numbers(#members)
 for at, job in ipairs(fetch(members)) do
   freed[at] = members[at]
   if job and job.state == RUNNING then
-    job.topic = topic_of(job.member)
-    job.was_lane = lane_of(job)
-    job.verb = VERBS.recover
-    if counted == '1' then job.crashes = job.crashes + 1 end
-    local most = job.max_crashes > 0 and job.max_crashes or tonumber(max_crashes)
-    if counted == '1' and job.crashes >= most then
-      buried[#buried + 1] = job
-      event('buried', job, job.attempts + 1, job.due, '', now - job.started, job.worker, 'crashed')
+    local topic = topic_of(job.member)
+    drop_entry(topic, lane_of(job), job[ENTRY])
+    stops[#stops + 1] = job.member .. ' ' .. job[TOKEN]
+    job[VERB] = VERBS.recover
+    local _, _, _, own_most = wishes(job)
+    local most = own_most > 0 and own_most or tonumber(max_crashes)
+    if counted == '1' then job[CRASHES] = math.min(job[CRASHES] + 1, 65535) end
+    if counted == '1' and job[CRASHES] >= most then
+      buried = buried + 1
+      finish('buried', job, topic, DEAD, now, tonumber(keep_ms), '{"type":"crashed","message":"the worker was lost '
+        .. job[CRASHES] .. ' times while it ran this job"}', 'crashed')
     else
-      back[#back + 1] = job
-      event('recovered', job, job.attempts + 1, job.due, '', now - job.started, job.worker, counted == '1' and 'crashed' or 'clock')
+      back = back + 1
+      count(topic, RUNNING, -1)
+      if counted == '1' then
+        -- Suspects come back later each time and run one at a time, so that a poison job takes nobody with it.
+        job.state, job[ENTRY], job[DUE] = SCHEDULED, 0, now_ceil + 1000 * 2 ^ math.min(job[CRASHES] - 1, 16)
+        schedule(job.member, job[DUE])
+      else
+        job.state, job[ENTRY] = READY, entry + at - 1
+        line_up(job.member, topic, lane_of(job), job[ENTRY])
+      end
+      count(topic, job.state, 1)
+      dropped_progress[#dropped_progress + 1] = job.member
+      put('recovered', job, counted == '1' and 'crashed' or 'clock')
     end
   end
 end
-emit(now, nonce)
-
-if #back > 0 then
-  local entry = take_numbers(#back)
-  for at, job in ipairs(back) do
-    drop_entry(job.topic, job.was_lane, job.entry)
-    redis.call('PUBLISH', stop, job.member .. ' ' .. job.token)
-    count(job.topic, RUNNING, -1)
-    if counted == '1' then
-      -- Suspects come back later each time and are run one at a time, so that a poison job takes nobody with it.
-      job.state, job.entry, job.due = SCHEDULED, 0, now_ceil + 1000 * 2 ^ (job.crashes - 1)
-      schedule(job, job.due)
-    else
-      line_up(job, job.topic, entry + at - 1)
-    end
-    count(job.topic, job.state, 1)
-    put(job)
-  end
-end
-for _, job in ipairs(buried) do
-  drop_entry(job.topic, job.was_lane, job.entry)
-  redis.call('PUBLISH', stop, job.member .. ' ' .. job.token)
-  finish(job, job.topic, DEAD, now, tonumber(keep_ms), '{"type":"crashed","message":"the worker was lost '
-    .. job.crashes .. ' times while it ran this job"}')
-end
-write_records()
-write_schedule()
-if #freed > 0 then redis.call('ZREM', leases, unpack(freed)) end
-write_entries()
-write_endings()
-write_counts()
+commit(now, nonce)
 wake_topics()
-
-local head = redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES')
-local names = {}
-for name in pairs(unnamed) do names[#names + 1] = name end
-return {now, #back, #buried, head[2] or '', names}
+return {now, back, buried, first_score(leases), names_of(unnamed)}

@@ -2,10 +2,11 @@
 -- release: give jobs back unfinished, uncounted, ready at once.
 --
 -- moves    running -> ready
--- uses     clock records topics events lanes ending
+-- uses     clock records changes endings
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters of topics
 --          jobs      hash    member -> record
+--          progress  hash    member -> last reported progress
 --          leases    zset    member -> lease end
 --          events    stream  what happened
 --          lanes...  stream  five keys for each topic, see lib/lanes.lua
@@ -20,35 +21,26 @@ local now = clock(now_ms)
 local named = tonumber(topic_count)
 for at = 1, named do name_topic(ARGV[topic_at + at - 1], at) end
 local first = topic_at + named
-local members, words, mine, freed = {}, {}, {}, {}
+local members, words = {}, {}
 for at = first, #ARGV, 3 do members[#members + 1] = ARGV[at] end
+local entry = take_numbers(#members)
 
-for at, job in ipairs(fetch(members)) do
+for at, found in ipairs(fetch(members)) do
   local arg = first + 3 * (at - 1)
-  local run, word = held(job, tonumber(ARGV[arg + 1]), ARGV[arg + 2], 'release')
+  local job, word = held(found, tonumber(ARGV[arg + 1]), ARGV[arg + 2], 'release')
   words[at] = word or 'ok'
-  if run then
-    mine[#mine + 1] = run
-    event('released', run, run.attempts + 1, run.due)
+  if job then
+    local topic = topic_of(job.member)
+    freed[#freed + 1] = job.member
+    drop_entry(topic, lane_of(job), job[ENTRY])
+    job.state, job[ENTRY], job[VERB] = READY, entry + at - 1, VERBS.release
+    line_up(job.member, topic, lane_of(job), job[ENTRY])
+    count(topic, RUNNING, -1)
+    count(topic, READY, 1)
+    dropped_progress[#dropped_progress + 1] = job.member
+    put('released', job)
   end
 end
-if #mine == 0 then return words end
-emit(now, nonce)
-
-local entry = take_numbers(#mine)
-for at, job in ipairs(mine) do
-  local topic = topic_of(job.member)
-  freed[at] = job.member
-  drop_entry(topic, lane_of(job), job.entry)
-  job.verb = VERBS.release
-  line_up(job, topic, entry + at - 1)
-  count(topic, RUNNING, -1)
-  count(topic, READY, 1)
-  put(job)
-end
-write_records()
-redis.call('ZREM', leases, unpack(freed))
-write_entries()
-write_counts()
+commit(now, nonce)
 wake_topics()
 return words

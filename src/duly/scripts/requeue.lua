@@ -2,7 +2,7 @@
 -- requeue: run ended jobs again, as a new revision with its counters at 0.
 --
 -- moves    succeeded, dead, cancelled -> ready
--- uses     clock records topics events lanes ending
+-- uses     clock records changes endings
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters of topics
 --          jobs      hash    member -> record
@@ -25,50 +25,40 @@ local now = clock(now_ms)
 local named = tonumber(topic_count)
 for at = 1, named do name_topic(ARGV[topic_at + at - 1], at) end
 local first = topic_at + named
-local members, words, mine = {}, {}, {}
+local members, words = {}, {}
 for at = first, #ARGV, 2 do members[#members + 1] = ARGV[at] end
+local revision = take_numbers(2 * #members)
 
 local function answer_of(word, job)
-  return word .. ' ' .. job.revision .. ' ' .. (job.due or 0) .. ' ' .. job.state
+  return string.format('%s %d %d %d', word, job.revision, job[DUE] or 0, job.state)
 end
 
 for at, job in ipairs(fetch(members)) do
   local request = ARGV[first + 2 * at - 1]
-  if not job or has_mark(job, BODY_DROPPED) and job.request ~= request then
+  if not job then
     words[at] = 'gone 0 0 0'
   elseif job.request == request then
     words[at] = answer_of('ok', job)
   elseif job.state < SUCCEEDED then
     words[at] = answer_of('conflict', job)
+  elseif has_mark(job, BODY_DROPPED) then
+    -- A stub: what it was to run is forgotten.
+    words[at] = 'gone 0 0 0'
   else
-    mine[#mine + 1] = {job = job, at = at, request = request}
+    local topic = topic_of(job.member)
+    revive(job, topic)
+    -- Who asks for it again does not mean the old deadline.
+    if job.options ~= '' then job.options = string.rep('\0', 8) .. string.sub(job.options, 9) end
+    job.revision, job.request, job.state = revision + at - 1, request, READY
+    job[DUE], job[ATTEMPTS], job[CRASHES], job[ENTRY] = now, 0, 0, revision + #members + at - 1
+    job[TOKEN], job[NONCE], job[VERB], job[MARKS] = 0, NO_NONCE, 0, bit.band(job[MARKS], AWAITED)
+    job[STARTED], job[ENDED], job[LATE], job[WORKER] = 0, 0, UNKNOWN, ''
+    line_up(job.member, topic, lane_of(job), job[ENTRY])
+    count(topic, READY, 1)
+    put('requeued', job)
+    words[at] = answer_of('ok', job)
   end
 end
-if #mine == 0 then return words end
-
-local revision = take_numbers(2 * #mine)
-for at, one in ipairs(mine) do
-  one.job.revision = revision + at - 1
-  event('requeued', one.job, 0, now)
-end
-emit(now, nonce)
-
-for at, one in ipairs(mine) do
-  local job = one.job
-  job.topic = topic_of(job.member)
-  revive(job, job.topic)
-  -- Who asks for it again does not mean the old deadline.
-  if job.expires > 0 then job.options = string.rep('\0', 8) .. string.sub(job.options, 9) end
-  job.request, job.due, job.attempts, job.crashes = one.request, now, 0, 0
-  job.token, job.nonce, job.verb, job.started, job.ended = 0, NO_NONCE, 0, 0, 0
-  job.late, job.worker = UNKNOWN, ''
-  line_up(job, job.topic, revision + #mine + at - 1)
-  count(job.topic, READY, 1)
-  put(job)
-  words[one.at] = answer_of('ok', job)
-end
-write_records()
-write_endings()
-write_counts()
+commit(now, nonce)
 wake_topics()
 return words

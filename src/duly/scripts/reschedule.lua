@@ -2,7 +2,7 @@
 -- reschedule: give jobs that have not started another due time, as a new revision.
 --
 -- moves    scheduled, ready -> scheduled
--- uses     clock records topics events lanes schedule
+-- uses     clock records changes
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters of topics
 --          jobs      hash    member -> record
@@ -22,11 +22,13 @@ local now_floor, now_ceil = clock(now_ms)
 local named = tonumber(topic_count)
 for at = 1, named do name_topic(ARGV[topic_at + at - 1], at) end
 local first = topic_at + named
-local members, words, mine = {}, {}, {}
+local members, words = {}, {}
 for at = first, #ARGV, 4 do members[#members + 1] = ARGV[at] end
+local revision = take_numbers(#members)
 
 local function answer_of(word, job)
-  return word .. ' ' .. job.revision .. ' ' .. (job.due or redis.call('ZSCORE', due, job.member) or 0) .. ' ' .. job.state
+  local due_ms = job[DUE] or tonumber(redis.call('ZSCORE', due, job.member)) or 0
+  return string.format('%s %d %d %d', word, job.revision, due_ms, job.state)
 end
 
 for at, job in ipairs(fetch(members)) do
@@ -40,34 +42,19 @@ for at, job in ipairs(fetch(members)) do
   else
     local when = ARGV[arg + 2]
     local due_ms = tonumber(when)
-    if string.sub(when, 1, 1) == '+' then due_ms = now_ceil + due_ms end
-    mine[#mine + 1] = {job = job, due = math.max(due_ms, now_floor), at = at, request = ARGV[arg + 1]}
+    if string.byte(when) == 43 then due_ms = now_ceil + due_ms end
+    local topic = topic_of(job.member)
+    if job.state == READY then
+      drop_entry(topic, lane_of(job), job[ENTRY])
+      count(topic, READY, -1)
+      count(topic, SCHEDULED, 1)
+    end
+    job.revision, job.request, job.state, job[ENTRY] = revision + at - 1, ARGV[arg + 1], SCHEDULED, 0
+    job[DUE] = math.max(due_ms, now_floor)
+    schedule(job.member, job[DUE])
+    put('rescheduled', job)
+    words[at] = answer_of('ok', job)
   end
 end
-if #mine == 0 then return words end
-
-local revision = take_numbers(#mine)
-for at, one in ipairs(mine) do
-  one.job.revision = revision + at - 1
-  event('rescheduled', one.job, one.job.attempts, one.due)
-end
-emit(now_floor, nonce)
-
-for _, one in ipairs(mine) do
-  local job = one.job
-  local topic = topic_of(job.member)
-  if job.state == READY then
-    drop_entry(topic, lane_of(job), job.entry)
-    count(topic, READY, -1)
-    count(topic, SCHEDULED, 1)
-  end
-  job.request, job.state, job.entry, job.due = one.request, SCHEDULED, 0, one.due
-  schedule(job, one.due)
-  put(job)
-  words[one.at] = answer_of('ok', job)
-end
-write_records()
-write_schedule()
-write_entries()
-write_counts()
+commit(now_floor, nonce)
 return words

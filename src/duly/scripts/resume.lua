@@ -2,7 +2,7 @@
 -- resume: let jobs of a paused topic be claimed again; the time it was paused is not lateness.
 --
 -- moves    nothing
--- uses     clock records events lanes
+-- uses     clock records changes
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters and pauses of topics
 --          events    stream  what happened
@@ -15,8 +15,8 @@
 
 local now = clock(now_ms)
 if redis.call('HEXISTS', topics, topic .. ':paused') == 0 then return 'ok' end
-event('resumed', {member = topic .. '/', revision = 0})
-emit(now, nonce)
+event('resumed', topic .. '/', NO_RECORD, nil, now)
+commit(now, nonce)
 redis.call('HDEL', topics, topic .. ':paused')
 redis.call('HSET', topics, topic .. ':resumed', now)
 name_topic(topic, 1)

@@ -2,7 +2,7 @@
 -- retry: schedule jobs again after a failed attempt (counted) or a snooze (not counted).
 --
 -- moves    running -> scheduled
--- uses     clock records topics events lanes schedule ending
+-- uses     clock records changes endings
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters of topics
 --          jobs      hash    member -> record
@@ -16,7 +16,7 @@
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
 --          topic_count  how many topics follow
---          topic...  their names; then for each job: member, token, nonce, lateness_ms, run_ms,
+--          topic...  their names; then for each job: member, token, nonce, lateness_ms,
 --                    delay_ms, counted ('1' or '0'), error document, one-line reason
 -- returns  'ok', 'lost' or 'gone' for each job
 -- cost     O(jobs * log n)
@@ -25,39 +25,31 @@ local now, now_ceil = clock(now_ms)
 local named = tonumber(topic_count)
 for at = 1, named do name_topic(ARGV[topic_at + at - 1], at) end
 local first = topic_at + named
-local members, words, mine, freed = {}, {}, {}, {}
-for at = first, #ARGV, 9 do members[#members + 1] = ARGV[at] end
+local members, words = {}, {}
+for at = first, #ARGV, 8 do members[#members + 1] = ARGV[at] end
 
-for at, job in ipairs(fetch(members)) do
-  local arg = first + 9 * (at - 1)
-  local run, word = held(job, tonumber(ARGV[arg + 1]), ARGV[arg + 2], 'retry')
+for at, found in ipairs(fetch(members)) do
+  local arg = first + 8 * (at - 1)
+  local job, word = held(found, tonumber(ARGV[arg + 1]), ARGV[arg + 2], 'retry')
   words[at] = word or 'ok'
-  if run then
-    event('retried', run, run.attempts + 1, run.due, ARGV[arg + 3], ARGV[arg + 4], '', ARGV[arg + 8])
-    run.attempts = run.attempts + tonumber(ARGV[arg + 6])
-    run.verb, run.late = VERBS.retry, tonumber(ARGV[arg + 3])
-    mine[#mine + 1] = {job = run, due = now_ceil + tonumber(ARGV[arg + 5]), error = ARGV[arg + 7]}
+  if job then
+    local topic = topic_of(job.member)
+    freed[#freed + 1] = job.member
+    drop_entry(topic, lane_of(job), job[ENTRY])
+    job[ATTEMPTS] = job[ATTEMPTS] + tonumber(ARGV[arg + 5])
+    job[VERB], job[LATE] = VERBS.retry, tonumber(ARGV[arg + 3])
+    job.state, job[ENTRY], job[DUE] = SCHEDULED, 0, now_ceil + tonumber(ARGV[arg + 4])
+    count(topic, RUNNING, -1)
+    count(topic, SCHEDULED, 1)
+    schedule(job.member, job[DUE])
+    if ARGV[arg + 6] ~= '' then
+      job[MARKS] = bit.bor(job[MARKS], ERROR_KEPT)
+      put_outcomes[#put_outcomes + 1] = job.member
+      put_outcomes[#put_outcomes + 1] = ARGV[arg + 6]
+    end
+    dropped_progress[#dropped_progress + 1] = job.member
+    put('retried', job, ARGV[arg + 7])
   end
 end
-if #mine == 0 then return words end
-emit(now, nonce)
-
-for at, one in ipairs(mine) do
-  local job = one.job
-  local topic = topic_of(job.member)
-  freed[at] = job.member
-  drop_entry(topic, lane_of(job), job.entry)
-  job.state, job.entry, job.due = SCHEDULED, 0, one.due
-  count(topic, RUNNING, -1)
-  count(topic, SCHEDULED, 1)
-  schedule(job, one.due)
-  put(job)
-  if one.error ~= '' then redis.call('HSET', outcomes, job.member, one.error) end
-end
-write_records()
-write_schedule()
-redis.call('ZREM', leases, unpack(freed))
-redis.call('HDEL', progress, unpack(freed))
-write_entries()
-write_counts()
+commit(now, nonce)
 return words

@@ -15,7 +15,7 @@ local members, ids = {}, {}
 for at, entry in ipairs(found) do members[at] = entry[2][2] end
 for at, job in ipairs(fetch(members)) do
   local entry = tonumber(string.match(found[at][1], '^%d+'))
-  if not job or job.entry ~= entry or (job.state ~= READY and job.state ~= RUNNING) then
+  if not job or job[ENTRY] ~= entry or (job.state ~= READY and job.state ~= RUNNING) then
     ids[#ids + 1] = found[at][1]
   end
 end

@@ -15,9 +15,9 @@ local job = record and read(member, record)
 if not job then return {} end
 if job.state > RUNNING then return {job.state, job.revision, redis.call('HGET', outcomes, member) or ''} end
 if not has_mark(job, AWAITED) then
-  job.due = job.due or tonumber(redis.call('ZSCORE', due, member))
-  job.marks = job.marks + AWAITED
+  job[DUE] = job[DUE] or tonumber(redis.call('ZSCORE', due, member))
+  job[MARKS] = job[MARKS] + AWAITED
   -- A job in neither place is left for the auditor to put back.
-  if job.due then redis.call('HSET', jobs, member, write(job)) end
+  if job[DUE] then redis.call('HSET', jobs, member, write(job)) end
 end
 return {job.state, job.revision}

@@ -371,10 +371,9 @@ class Worker:
         Store an outcome, however long the store is away; None releases the job.
         """
         pause_s = 0.05
-        run_ms = max(0, round((time.monotonic() - run.started_s) * 1000))
         while True:
             try:
-                await self._save_once(run, outcome, run_ms)
+                await self._save_once(run, outcome)
             except (LeaseLost, JobNotFound):
                 self._lose(run)
                 return
@@ -386,19 +385,19 @@ class Worker:
                 continue
             return
 
-    async def _save_once(self, run: Run, outcome: Outcome | None, run_ms: int) -> None:
+    async def _save_once(self, run: Run, outcome: Outcome | None) -> None:
         lease, store = run.lease, self._store
         match outcome:
             case None:
                 await store.release(lease)
             case Ack(result):
-                await store.ack(lease, result, lateness_ms=run.lateness_ms(), run_ms=run_ms)
+                await store.ack(lease, result, lateness_ms=run.lateness_ms())
             case RetryLater(delay_ms, error, reason, counted):
                 await store.retry(
-                    lease, delay_ms, error, reason, counted=counted, lateness_ms=run.lateness_ms(), run_ms=run_ms
+                    lease, delay_ms, error, reason, counted=counted, lateness_ms=run.lateness_ms()
                 )
             case Buried(error, reason):
-                await store.bury(lease, error, reason, lateness_ms=run.lateness_ms(), run_ms=run_ms)
+                await store.bury(lease, error, reason, lateness_ms=run.lateness_ms())
 
     def _lose(self, run: Run) -> None:
         self.fenced += 1

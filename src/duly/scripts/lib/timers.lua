@@ -8,9 +8,8 @@ local RENEW_MS = 2000
 
 local function hold_timer(name, role, now_ms)
   if name == '' or role == 'follower' then return 3 end
-  local slots = redis.call('HMGET', meta, 'timer.0', 'timer.1', 'timer.2')
   for rank = 0, 2 do
-    local holder, until_ms = string.match(slots[rank + 1] or '', '^(%S+) (%d+)$')
+    local holder, until_ms = string.match(shard[rank + 2] or '', '^(%S+) (%d+)$')
     local free = not holder or tonumber(until_ms) <= now_ms
     if free or holder == name or (rank == 0 and role == 'leader') then
       if free or holder ~= name or tonumber(until_ms) - now_ms < RENEW_MS then

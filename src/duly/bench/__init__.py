@@ -1,0 +1,3 @@
+"""
+Benchmarks: what this code does on this machine, with the figures it should reach.
+"""

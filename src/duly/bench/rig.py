@@ -1,0 +1,123 @@
+"""
+The rig: a fresh server, an app with a handler that does nothing, and what the server says of its own cost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+from duly.app import Duly
+from duly.context import current_job
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from duly.handlers import AsyncHandler
+
+PAD = "x" * 79  #: makes the payload 100 bytes
+
+
+class Rig:
+    """
+    One app on one server, measured.
+    """
+
+    def __init__(self, app: Duly) -> None:
+        self.app = app
+        self.ran: dict[str, int] = {}
+        self.late_ms: list[float] = []
+        self.timed = False  #: whether runs note their lateness
+        self.noop: AsyncHandler[[int, str], None] = self._handler()
+
+    def _handler(self) -> AsyncHandler[[int, str], None]:
+        @self.app.handler("bench")
+        async def noop(n: int, pad: str) -> None:
+            job = current_job()
+            self.ran[job.id] = self.ran.get(job.id, 0) + 1
+            if self.timed:
+                # The server is on this machine, so its clock and ours are the same one.
+                due_at = job.due_at
+                assert due_at is not None
+                self.late_ms.append((time.time() - due_at.timestamp()) * 1000)
+
+        return noop
+
+    async def clear(self) -> None:
+        """
+        Begin with an empty server.
+        """
+        store = await self.app.store()
+        await store.link.call("FLUSHALL", "SYNC")
+        await store.link.call("CONFIG", "RESETSTAT")
+        await store.link.call("SLOWLOG", "RESET")
+        await self.app.reconnect()
+        self.ran.clear()
+        self.late_ms.clear()
+
+    async def info(self, section: str) -> dict[str, str]:
+        """
+        One section of the server's INFO.
+        """
+        text: bytes = await (await self.app.store()).link.call("INFO", section)
+        return dict(line.partition(":")[::2] for line in text.decode().splitlines() if ":" in line)
+
+    async def server_cpu_s(self) -> float:
+        """
+        Processor time that the server's main thread has used.
+        """
+        info = await self.info("cpu")
+        return float(info["used_cpu_user_main_thread"]) + float(info["used_cpu_sys_main_thread"])
+
+    async def memory(self) -> int:
+        """
+        Bytes that the server holds.
+        """
+        return int((await self.info("memory"))["used_memory"])
+
+    async def commands(self) -> int:
+        """
+        Commands that the server ran, those inside scripts counted.
+        """
+        info = await self.info("commandstats")
+        return sum(int(value.partition("calls=")[2].partition(",")[0]) for value in info.values())
+
+    @asynccontextmanager
+    async def working(self, concurrency: int = 1000) -> AsyncIterator[None]:
+        """
+        A worker in this process meanwhile.
+        """
+        task = asyncio.create_task(self.app.work(concurrency=concurrency))
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def ended(self, count: int, patience_s: float = 120) -> None:
+        """
+        Wait until *count* jobs have succeeded, as the store counts them.
+        """
+        views = await self.app.views()
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            [stats] = (await views.stats()).topics or [None]
+            if stats is not None and stats.counts["succeeded"] >= count:
+                return
+            await asyncio.sleep(0.02)
+        raise RuntimeError(f"{count} jobs did not end within {patience_s:g} s; {len(self.ran)} ran")
+
+
+@asynccontextmanager
+async def rig(url: str | None) -> AsyncIterator[Rig]:
+    """
+    A rig on *url*, or on an embedded server in a temporary directory, synced to disk every second.
+    """
+    with tempfile.TemporaryDirectory(prefix="duly-bench-") as data:
+        app = Duly(url, namespace="bench", data=data, durability="everysec")
+        async with app:
+            yield Rig(app)

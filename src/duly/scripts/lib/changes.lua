@@ -1,0 +1,208 @@
+-- changes: what a script has decided, collected first and written at the end by `commit`.
+--
+-- Lua is atomic, not transactional: nothing may fail after the first write.  So scripts decide, and
+-- commit writes: the event first, then what adds, then what removes, so that a failure half-way
+-- leaves a job in two places, which the auditor mends, and never in none.
+--
+-- Each topic named in a call brings five keys, in the order of its lanes: normal, high, low, suspect, then wake.
+
+local WAKE, GROUP, WAKE_TOKENS = 4, 'duly', 16
+local first_key = {}
+
+local puts, put_bodies, dropped_bodies, put_outcomes, dropped_outcomes, dropped_progress = {}, {}, {}, {}, {}, {}
+local due_scores, unscheduled, earliest = {}, {}, nil
+local lease_scores, freed = {}, {}
+local lined_up, dropped_entries, woken = {}, {}, {}
+local done_scores, dead_scores, undone, undead = {}, {}, {}, {}
+local counts, done_weight, dead_weight = {}, 0, 0
+local stops, endings = {}, {}
+local event_verbs, event_rows = {}, {}
+
+local function name_topic(topic, position)
+  first_key[topic] = lanes_at + 5 * (position - 1)
+end
+
+local function stream(topic, lane)
+  return KEYS[first_key[topic] + lane]
+end
+
+local function count(topic, state, change)
+  local of_topic = counts[topic]
+  if not of_topic then
+    of_topic = {[0] = 0, 0, 0, 0, 0, 0}
+    counts[topic] = of_topic
+  end
+  of_topic[state] = of_topic[state] + change
+end
+
+-- One row of the event entry: the head of the record as it stands after the verb; see head_of.
+local function event(verb, member, record, reason, due_ms)
+  local group = event_rows[verb]
+  if not group then
+    group = {size = 0, told = false, members = {}, heads = {}, reasons = {}}
+    event_rows[verb] = group
+    event_verbs[#event_verbs + 1] = verb
+  end
+  local size = group.size + 1
+  group.size, group.members[size], group.heads[size], group.reasons[size] = size, member, head_of(record, due_ms), ''
+  if reason then
+    -- A line break in a reason would make the whole entry unreadable.
+    group.told, group.reasons[size] = true, string.gsub(reason, '%c', ' ')
+  end
+end
+
+-- Store a record and say what happened to it; `due_ms` for one that waits for its first run.
+local function keep(verb, member, record, reason, due_ms)
+  local at = #puts
+  puts[at + 1], puts[at + 2] = member, record
+  event(verb, member, record, reason, due_ms)
+  return record
+end
+
+local function put(verb, job, reason)
+  return keep(verb, job.member, write(job), reason, job[DUE])
+end
+
+local function schedule(member, due_ms)
+  due_scores[#due_scores + 1] = due_ms
+  due_scores[#due_scores + 1] = member
+  if not earliest or due_ms < earliest then earliest = due_ms end
+end
+
+-- Put a member on a stream under a number of its own.  The record keeps that number: any other entry is outdated.
+local function line_up(member, topic, lane, entry)
+  local at = #lined_up
+  lined_up[at + 1], lined_up[at + 2], lined_up[at + 3] = stream(topic, lane), entry, member
+  woken[topic] = (woken[topic] or 0) + 1
+end
+
+-- Take the entry of a job off its stream: acknowledged and deleted in the same script as the outcome.
+local function drop_entry(topic, lane, entry)
+  if entry == 0 then return end
+  local key = stream(topic, lane)
+  local ids = dropped_entries[key]
+  if not ids then
+    ids = {}
+    dropped_entries[key] = ids
+  end
+  ids[#ids + 1] = string.format('%d-0', entry)
+end
+
+-- One token for each job, so that no more workers wake than there is work.
+local function wake(topic, moved)
+  local list = KEYS[first_key[topic] + WAKE]
+  local tokens = math.min(moved, WAKE_TOKENS - redis.call('LLEN', list))
+  if tokens <= 0 then return end
+  local values = {}
+  for at = 1, tokens do values[at] = '1' end
+  redis.call('LPUSH', list, unpack(values))
+end
+
+
+-- Remove the oldest entries, up to and including the one with counter `last` at most; keep the newest.
+local function trim(oldest, last)
+  local upto, at_rows, at_bytes
+  for _, entry in ipairs(oldest) do
+    local counter = tonumber(string.match(entry[1], '^%d+'))
+    if counter > last then break end
+    upto, at_rows, at_bytes = counter, entry[2][8], entry[2][10]
+  end
+  if not upto then return 0 end
+  redis.call('HSET', meta, 'trimmed', upto, 'trimmed_rows', at_rows, 'trimmed_bytes', at_bytes)
+  return redis.call('XTRIM', events, 'MINID', string.format('%d-0', upto + 1))
+end
+
+-- One packed entry per script call.  Ids are dense, `<counter>-0`; rows and bytes grow for ever, so that what
+-- a trim removed is a subtraction.
+local function emit(now_ms, nonce, worker)
+  if #event_verbs == 0 then return end
+  local verbs, members, heads, reasons, size = {}, {}, {}, {}, 0
+  for at, verb in ipairs(event_verbs) do
+    local group = event_rows[verb]
+    size = size + group.size
+    verbs[at] = verb .. ' ' .. group.size
+    members[at] = table.concat(group.members, '\n')
+    heads[at] = table.concat(group.heads)
+    reasons[at] = group.told and table.concat(group.reasons, '\n') or string.rep('\n', group.size - 1)
+  end
+  local member_text, head_text = table.concat(members, '\n'), table.concat(heads)
+  local was = redis.call('HMGET', meta, 'epoch', 'events', 'event_rows', 'event_bytes',
+    'trimmed_rows', 'trimmed_bytes', 'max_event_rows', 'max_event_bytes')
+  local counter = (tonumber(was[2]) or 0) + 1
+  local row_total = (tonumber(was[3]) or 0) + size
+  local byte_total = (tonumber(was[4]) or 0) + #member_text + #head_text + size + 150
+  redis.call('XADD', events, string.format('%d-0', counter), 'at', now_ms, 'epoch', was[1], 'nonce', nonce,
+    'rows', row_total, 'bytes', byte_total, 'worker', worker or '', 'verbs', table.concat(verbs, ' '),
+    'members', member_text, 'heads', head_text, 'reasons', table.concat(reasons, '\n'))
+  redis.call('HSET', meta, 'events', counter, 'event_rows', row_total, 'event_bytes', byte_total)
+  -- The bound is hard: it holds also where no pruner runs and whoever has not read yet.
+  local rows_gone, bytes_gone = tonumber(was[5]) or 0, tonumber(was[6]) or 0
+  for _ = 1, 4 + size do
+    if row_total - rows_gone <= tonumber(was[7]) and byte_total - bytes_gone <= tonumber(was[8]) then return end
+    local oldest = redis.call('XRANGE', events, '-', string.format('%d-0', counter - 1), 'COUNT', 4)
+    if #oldest == 0 then return end
+    trim(oldest, counter - 1)
+    rows_gone, bytes_gone = tonumber(oldest[#oldest][2][8]), tonumber(oldest[#oldest][2][10])
+  end
+end
+
+local function add_due()
+  if #due_scores == 0 then return end
+  local head = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
+  redis.call('ZADD', due, unpack(due_scores))
+  -- Sleepers read this stream from the last id they saw: no wake-up falls between look and sleep.
+  if not head[2] or earliest < tonumber(head[2]) then
+    redis.call('XADD', timer, 'MAXLEN', 1, '*', 'due_ms', earliest)
+  end
+end
+
+local function commit(now_ms, nonce, worker)
+  emit(now_ms, nonce, worker)
+  if #puts > 0 then redis.call('HSET', jobs, unpack(puts)) end
+  if #put_bodies > 0 then redis.call('HSET', bodies, unpack(put_bodies)) end
+  if #put_outcomes > 0 then redis.call('HSET', outcomes, unpack(put_outcomes)) end
+  for at = 1, #lined_up, 3 do
+    redis.call('XADD', lined_up[at], string.format('%d-0', lined_up[at + 1]), 'job', lined_up[at + 2])
+  end
+  add_due()
+  if #lease_scores > 0 then redis.call('ZADD', leases, unpack(lease_scores)) end
+  if #done_scores > 0 then redis.call('ZADD', done, unpack(done_scores)) end
+  if #dead_scores > 0 then redis.call('ZADD', dead, unpack(dead_scores)) end
+
+  if #unscheduled > 0 then redis.call('ZREM', due, unpack(unscheduled)) end
+  if #freed > 0 then redis.call('ZREM', leases, unpack(freed)) end
+  if #undone > 0 then redis.call('ZREM', done, unpack(undone)) end
+  if #undead > 0 then redis.call('ZREM', dead, unpack(undead)) end
+  for key, ids in pairs(dropped_entries) do
+    -- XACK of a group that is not there answers 0, so a flushed stream needs no special case.
+    redis.call('XACK', key, GROUP, unpack(ids))
+    redis.call('XDEL', key, unpack(ids))
+  end
+  if #dropped_bodies > 0 then redis.call('HDEL', bodies, unpack(dropped_bodies)) end
+  if #dropped_outcomes > 0 then redis.call('HDEL', outcomes, unpack(dropped_outcomes)) end
+  if #dropped_progress > 0 then redis.call('HDEL', progress, unpack(dropped_progress)) end
+
+  for topic, of_topic in pairs(counts) do
+    for state = SCHEDULED, CANCELLED do
+      if of_topic[state] ~= 0 then redis.call('HINCRBY', topics, topic .. ':' .. STATES[state], of_topic[state]) end
+    end
+  end
+  if done_weight ~= 0 then redis.call('HINCRBY', meta, 'done_bytes', done_weight) end
+  if dead_weight ~= 0 then redis.call('HINCRBY', meta, 'dead_bytes', dead_weight) end
+  for _, message in ipairs(stops) do redis.call('PUBLISH', stop, message) end
+  for _, member in ipairs(endings) do redis.call('PUBLISH', ended_channel, member) end
+end
+
+local function wake_topics()
+  for topic, moved in pairs(woken) do wake(topic, moved) end
+end
+
+local function first_score(index)
+  return redis.call('ZRANGE', index, 0, 0, 'WITHSCORES')[2] or ''
+end
+
+local function names_of(set)
+  local names = {}
+  for name in pairs(set) do names[#names + 1] = name end
+  return names
+end

@@ -1,0 +1,64 @@
+-- endings: a job reaches a state that is final for its revision, or comes back from one.
+
+local STUB_MS = 60000
+
+-- What an ended job weighs against the byte limits: what it stores, and about what the indexes add.
+local function weight_of(member, record, outcome, apart)
+  local bytes = 2 * #member + #record + #outcome + 150
+  if apart then bytes = bytes + redis.call('HSTRLEN', bodies, member) end
+  return bytes
+end
+
+local function weigh(job, record, outcome)
+  return weight_of(job.member, record, outcome, job.apart and not has_mark(job, BODY_DROPPED))
+end
+
+local function weigh_in(state, bytes)
+  if state == DEAD then dead_weight = dead_weight + bytes else done_weight = done_weight + bytes end
+end
+
+-- What goes with an ended record: its index, its outcome, the counters, and who waits for it.
+local function close(member, topic, state, was, until_ms, marks, outcome, weight)
+  count(topic, was, -1)
+  count(topic, state, 1)
+  local scores = state == DEAD and dead_scores or done_scores
+  local at = #scores
+  scores[at + 1], scores[at + 2] = until_ms, member
+  weigh_in(state, weight)
+  if outcome ~= '' then
+    put_outcomes[#put_outcomes + 1] = member
+    put_outcomes[#put_outcomes + 1] = outcome
+  elseif marks % 16 >= ERROR_KEPT then
+    dropped_outcomes[#dropped_outcomes + 1] = member
+  end
+  if marks % 2 == AWAITED then endings[#endings + 1] = member end
+  dropped_progress[#dropped_progress + 1] = member
+end
+
+-- `keep_ms` is for jobs without a wish of their own; the dead are kept for their reader, whatever the wish.
+local function finish(verb, job, topic, state, now_ms, keep_ms, outcome, reason)
+  local was = job.state
+  job.state, job[ENDED], job[ENTRY] = state, now_ms, 0
+  if state ~= DEAD then
+    local _, _, retain = wishes(job)
+    if retain ~= UNKNOWN then keep_ms = retain * 1000 end
+    if keep_ms < STUB_MS then
+      -- A stub stays, so that a call repeated after a lost reply gets its first answer.
+      keep_ms, outcome, job.body = STUB_MS, '', ''
+      if job.apart then dropped_bodies[#dropped_bodies + 1] = job.member end
+      job[MARKS] = bit.bor(job[MARKS], BODY_DROPPED)
+    end
+  end
+  local record = put(verb, job, reason)
+  close(job.member, topic, state, was, now_ms + keep_ms, job[MARKS], outcome, weigh(job, record, outcome))
+end
+
+-- Take an ended job off the indexes and forget its outcome; its record is the caller's to write.
+local function revive(job, topic)
+  local outcome = redis.call('HGET', outcomes, job.member) or ''
+  weigh_in(job.state, -weigh(job, write(job), outcome))
+  local gone = job.state == DEAD and undead or undone
+  gone[#gone + 1] = job.member
+  dropped_outcomes[#dropped_outcomes + 1] = job.member
+  count(topic, job.state, -1)
+end

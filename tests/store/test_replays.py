@@ -1,0 +1,350 @@
+"""
+Lost replies: whatever is repeated after one changes nothing more and gets the first answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from duly.connection import Link
+from duly.errors import JobNotFound, LeaseLost, OutcomeUnknown, StoreUnavailable
+from duly.feed import Feed
+from duly.job import JobState
+from duly.namespace import create
+from duly.scripts import load
+from duly.store import Store, Want
+from duly.views import Views
+from tests.proxy import Proxy
+from tests.store.kit import RecordingLink, claim, enqueue, key, order
+
+CUTS = ["before", "inside", "after"]
+
+
+@pytest.fixture
+async def link(server):
+    link = RecordingLink(server.url)
+    yield link
+    await link.aclose()
+
+
+@pytest.fixture
+async def proxy(server):
+    proxy = Proxy(server.socket)
+    yield proxy
+    await asyncio.to_thread(proxy.close)
+
+
+@pytest.fixture
+async def far(proxy, store, clock):
+    """
+    The same namespace, over the wire that can be cut.
+    """
+    link = Link(proxy.url, patience_s=3)
+    yield Store(link, namespace=store.namespace, now=clock)
+    await link.aclose()
+
+
+async def verbs(feed):
+    """
+    How often what happened.
+    """
+    _, events = await feed.read(0, None, 1000)
+    return Counter(str(event.verb) for event in events)
+
+
+# -- the same call again ----------------------------------------------------------------------------------
+
+
+async def test_the_same_enqueue_again_gets_the_first_answer_and_makes_no_second_revision(store, link, feed):
+    await enqueue(store, "a", delay_ms=100)
+    first = link.answer
+    assert first == await link.replay()
+    await enqueue(store, "a", delay_ms=200, on_conflict="replace")
+    second = link.answer
+    assert second == await link.replay()
+    assert [b"created", b"replaced"] == [answer[0].split()[0] for answer in (first, second)]
+    assert {"enqueued": 1, "replaced": 1} == await verbs(feed)
+
+
+async def test_the_same_enqueue_again_still_says_created_when_the_job_has_moved_on(store, link, clock):
+    placed = await enqueue(store, "a", delay_ms=100, on_conflict="raise")
+    call = link.last
+    clock.advance(ms=100)
+    [lease] = await claim(store)
+    for state in (JobState.running, JobState.succeeded):
+        link.last = call
+        word, revision, _, its_state = (await link.replay())[0].split()
+        assert (b"created", placed.revision, state) == (word, int(revision), int(its_state))
+        if state is JobState.running:
+            await store.ack(lease)
+
+
+async def test_a_batch_again_answers_for_each_job_as_before(store, link):
+    await enqueue(store, "kept")
+    await store.limit("small", 1)
+    orders = [order("new"), order("kept"), order("kept2", on_conflict="raise"), order("x", "small"), order("y", "small")]
+    await store.enqueue_many(orders)
+    first = link.answer
+    assert [b"created", b"kept", b"created", b"created", b"full"] == [answer.split()[0] for answer in first]
+    assert first == await link.replay()
+
+
+@pytest.mark.parametrize("verb", ["ack", "retry", "bury", "release"])
+async def test_the_same_verb_with_the_same_token_again_is_ok_and_another_is_lost(store, link, feed, look, verb):
+    calls = {
+        "ack": lambda lease: store.ack(lease, b"1"),
+        "retry": lambda lease: store.retry(lease, 100, b"1"),
+        "bury": lambda lease: store.bury(lease, b"1"),
+        "release": store.release,
+    }
+    await enqueue(store, "a")
+    [lease] = await claim(store)
+    await calls[verb](lease)
+    assert [b"ok"] == link.answer == await link.replay()
+    before = look()
+    await calls[verb](lease)
+    for other in calls.keys() - {verb}:
+        with pytest.raises(LeaseLost):
+            await calls[other](lease)
+    assert before == look()
+    assert 3 == (await verbs(feed)).total()
+
+
+async def test_the_same_claim_again_brings_the_same_leases_and_takes_no_more(store, link, look):
+    for id_ in ("a", "b", "c", "d"):
+        await enqueue(store, id_)
+    leases = await claim(store, limit=2)
+    first, before = link.answer[-1], look()
+    assert first == (await link.replay())[-1]
+    assert before == look()
+    # What ended meanwhile is not brought again.
+    call = link.last
+    await store.ack(leases[0])
+    link.last = call
+    assert first[3:] == (await link.replay())[-1]
+
+
+async def test_a_claim_that_arrives_after_its_own_replay_takes_no_more(store, link, look):
+    for id_ in ("a", "b", "c", "d"):
+        await enqueue(store, id_)
+    await claim(store, limit=2)
+    replayed = look()
+    for _ in range(2):
+        await link.replay()
+    assert replayed == look()
+
+
+async def test_the_same_claim_number_of_another_worker_is_another_claim(store):
+    await enqueue(store, "a")
+    await enqueue(store, "b")
+    wants = [Want("mail", 1, 60_000)]
+    one = await store.claim(0, wants, worker="w1", number=5)
+    two = await store.claim(0, wants, worker="w2", number=5)
+    assert {"a", "b"} == {lease.key.id for lease in one.leases + two.leases}
+
+
+async def test_the_same_reschedule_again_makes_one_revision(store, link, feed):
+    await enqueue(store, "a", delay_ms=100)
+    placed = await store.reschedule(key("a"), delay_ms=50, revision=1)
+    first = link.answer
+    assert first == await link.replay()
+    assert placed.revision == (await Views(store).get(key("a"))).revision
+    assert 1 == (await verbs(feed))["rescheduled"]
+
+
+async def test_the_same_requeue_again_makes_one_revision(store, link, feed):
+    await enqueue(store, "a")
+    [lease] = await claim(store)
+    await store.ack(lease)
+    await store.requeue([key("a")])
+    first = link.answer
+    assert first == await link.replay()
+    assert [1] == [lease.attempt for lease in await claim(store)]
+    assert 1 == (await verbs(feed))["requeued"]
+
+
+async def test_the_same_cancel_again_cancels_once(store, link, feed):
+    await enqueue(store, "a")
+    await store.cancel([key("a")])
+    first = link.answer
+    assert first == await link.replay()
+    assert 1 == (await verbs(feed))["cancelled"]
+
+
+@pytest.mark.parametrize("size", [3, 5_000])
+async def test_a_closed_job_that_retains_nothing_leaves_a_stub_for_a_minute(store, link, clock, views, look, size):
+    await enqueue(store, "a", retain_s=0, payload=b"x" * size)
+    enqueued = link.last
+    [lease] = await claim(store)
+    await store.ack(lease, b'"secret"')
+    job = await views.get(key("a"))
+    assert (JobState.succeeded, b"", b"") == (job.state, job.payload, job.outcome)
+    clock.advance(ms=59_999)
+    assert (0, False) == await store.prune(0)
+    await store.ack(lease)
+    link.last = enqueued
+    assert b"created" == (await link.replay())[0].split()[0]
+    assert ["JobNotFound"] == [type(answer).__name__ for answer in await store.requeue([key("a")])]
+    look()
+    clock.advance(ms=1)
+    assert (1, False) == await store.prune(0)
+    assert {} == look().jobs
+    with pytest.raises(JobNotFound):
+        await store.ack(lease)
+
+
+# -- over a wire that is cut ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", CUTS)
+async def test_an_enqueue_makes_one_job_wherever_the_wire_is_cut(far, proxy, feed, look, where):
+    await enqueue(far, "warm up")
+    proxy.cut(where, load("enqueue").sha)
+    placed = await enqueue(far, "a", delay_ms=100)
+    assert (1, "created", JobState.scheduled) == (proxy.made, placed.word, placed.state)
+    proxy.cut(where, load("enqueue").sha)
+    replaced = await enqueue(far, "a", delay_ms=200, on_conflict="replace")
+    assert (2, "replaced") == (proxy.made, replaced.word)
+    assert {"enqueued": 2, "replaced": 1} == await verbs(feed)
+    look()
+
+
+@pytest.mark.parametrize("where", CUTS)
+async def test_a_group_of_enqueues_makes_one_job_each_wherever_the_wire_is_cut(far, proxy, feed, where):
+    proxy.cut(where, load("enqueue").sha, times=2)
+    placed = await asyncio.gather(*(enqueue(far, str(at)) for at in range(50)))
+    assert (2, {"created"}) == (proxy.made, {one.word for one in placed})
+    assert {"enqueued": 50} == await verbs(feed)
+
+
+@pytest.mark.parametrize("where", CUTS)
+async def test_a_claim_knows_every_lease_that_it_made_wherever_the_wire_is_cut(far, proxy, look, where):
+    await asyncio.gather(*(enqueue(far, str(at)) for at in range(6)))
+    proxy.cut(where, load("claim").sha)
+    leases = await claim(far, limit=4)
+    assert (1, 4) == (proxy.made, len(leases))
+    running = {member: job.token for member, job in look().jobs.items() if job.state is JobState.running}
+    assert running == {lease.key.member: lease.token for lease in leases}
+
+
+@pytest.mark.parametrize("limit", [4, 6])
+async def test_a_claim_whose_reply_was_lost_by_a_restart_knows_its_leases_too(far, proxy, raw, look, limit):
+    await asyncio.gather(*(enqueue(far, str(at)) for at in range(6)))
+    proxy.cut("after", load("claim").sha, then=raw.script_flush)
+    leases = await claim(far, limit=limit, number=1)
+    assert (1, limit) == (proxy.made, len(leases))
+    assert look().leases.keys() == {lease.key.member for lease in leases}
+
+
+@pytest.mark.parametrize("where", CUTS)
+@pytest.mark.parametrize("verb", ["ack", "retry", "bury", "release"])
+async def test_a_run_ends_once_wherever_the_wire_is_cut(far, proxy, feed, look, verb, where):
+    await enqueue(far, "a")
+    [lease] = await claim(far)
+    proxy.cut(where, load(verb).sha)
+    match verb:
+        case "ack":
+            await far.ack(lease, b"1")
+        case "retry":
+            await far.retry(lease, 100, b"1", "Boom")
+        case "bury":
+            await far.bury(lease, b"1", "Bad")
+        case "release":
+            await far.release(lease)
+    assert 1 == proxy.made
+    past = {"ack": "acked", "retry": "retried", "bury": "buried", "release": "released"}
+    assert {"enqueued": 1, "claimed": 1, past[verb]: 1} == await verbs(feed)
+    look()
+
+
+@pytest.mark.parametrize("where", CUTS)
+async def test_people_get_one_outcome_wherever_the_wire_is_cut(far, proxy, feed, look, where):
+    await enqueue(far, "a", delay_ms=100)
+    proxy.cut(where, load("reschedule").sha)
+    assert "rescheduled" == (await far.reschedule(key("a"), delay_ms=50)).word
+    proxy.cut(where, load("cancel").sha)
+    assert [JobState.cancelled] == await far.cancel([key("a")])
+    proxy.cut(where, load("requeue").sha)
+    assert ["requeued"] == [placed.word for placed in await far.requeue([key("a")])]
+    assert 3 == proxy.made
+    assert {"enqueued": 1, "rescheduled": 1, "cancelled": 1, "requeued": 1} == await verbs(feed)
+    look()
+
+
+# -- what callers are told --------------------------------------------------------------------------------
+
+
+async def test_a_server_that_cannot_be_reached_is_unavailable_and_nothing_was_sent(tmp_path, namespace):
+    link = Link(f"unix://{tmp_path}/nobody.sock", patience_s=0.05)
+    with pytest.raises(StoreUnavailable, match=r"nobody\.sock.*nothing was changed"):
+        await Store(link, namespace=namespace).enqueue(order("a"))
+
+
+@pytest.mark.parametrize("where", CUTS)
+async def test_a_reply_that_stays_lost_is_an_unknown_outcome_and_repeating_is_safe(far, proxy, feed, where):
+    far.link.patience_s = 0.2
+    proxy.cut(where, load("enqueue").sha, times=1_000)
+    with pytest.raises(OutcomeUnknown, match="repeating the same call is safe"):
+        await enqueue(far, "a")
+    proxy.mend()
+    assert ("kept" if where == "after" else "created") == (await enqueue(far, "a")).word
+    assert {"enqueued": 1} == await verbs(feed)
+
+
+async def test_every_caller_in_a_group_is_told(far, proxy):
+    far.link.patience_s = 0.2
+    proxy.cut("after", load("enqueue").sha, times=1_000)
+    told = await asyncio.gather(*(enqueue(far, str(at)) for at in range(5)), return_exceptions=True)
+    assert [OutcomeUnknown] * 5 == [type(error) for error in told]
+
+
+async def test_an_ack_whose_reply_stays_lost_can_be_repeated(far, proxy, feed):
+    await enqueue(far, "a")
+    [lease] = await claim(far)
+    far.link.patience_s = 0.2
+    proxy.cut("after", load("ack").sha, times=1_000)
+    with pytest.raises(OutcomeUnknown):
+        await far.ack(lease)
+    proxy.mend()
+    await far.ack(lease)
+    assert 1 == (await verbs(feed))["acked"]
+
+
+async def test_a_cancelled_caller_leaves_no_reply_for_the_next(far, proxy):
+    await enqueue(far, "a")
+    for _ in range(20):
+        waiting = asyncio.create_task(far.wait(["none"], 5))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        waiting.cancel()
+        assert b"PONG" == await far.link.call("PING")
+
+
+async def test_scripts_are_loaded_again_when_many_calls_miss_them_at_once(store, raw, look):
+    await asyncio.gather(*(enqueue(store, str(at)) for at in range(100)))
+    raw.script_flush()
+    claims = await asyncio.gather(*(claim(store, worker=f"w{at}", limit=5) for at in range(20)))
+    assert 100 == len({lease.key for leases in claims for lease in leases})
+    raw.script_flush()
+    await asyncio.gather(*(store.ack(lease) for leases in claims for lease in leases))
+    assert {JobState.succeeded} == {job.state for job in look().jobs.values()}
+
+
+async def test_a_namespace_is_made_once_wherever_the_wire_is_cut(proxy, namespace):
+    link = Link(proxy.url)
+    epochs = []
+    for where in CUTS:
+        proxy.cut(where, load("create").sha)
+        epochs.append(await create(link, f"{namespace}x", 2))
+    assert 1 == len({tuple(epoch) for epoch in epochs})
+    await link.aclose()
+
+
+async def test_a_reader_of_events_is_not_disturbed_by_lost_replies(far, proxy):
+    await enqueue(far, "a")
+    proxy.cut("after", "XRANGE")
+    _, events = await Feed(far).read(0, None)
+    assert (1, ["enqueued"]) == (proxy.made, [event.verb for event in events])
