@@ -239,9 +239,6 @@ class Duly:
         if concurrency is not None:
             settings = replace(settings, concurrency=concurrency)
         crew = Crew(self.make_store, self.handlers, self.hooks, settings, topics=chosen, stalled=stalled)
-        if self.facts and self.facts.uptime_s * 1000 < settings.lease_ms:
-            for recoverer in crew.recoverers:
-                recoverer.hold("the server has just started")
         await crew.run(stop or asyncio.Event())
 
     # -- connecting ---------------------------------------------------------------------------------------

@@ -8,15 +8,17 @@ The log line, the metric, the feed and the Spark schema derive from these fields
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from duly.job import JobKey, JobState, Lane
-from duly.records import FIRST_HEAD, HEAD, NO_RUN, UNKNOWN
+from duly.job import JobKey, JobState
+from duly.records import UNKNOWN, head_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from duly.records import Head
 
 
 class Verb(StrEnum):
@@ -94,18 +96,18 @@ class Offset(NamedTuple):
         return cls(epoch, int(counter), nonce)
 
 
-def _heads(data: bytes) -> Iterator[tuple[Any, ...]]:
+def _heads(data: bytes) -> Iterator[tuple[Head, int]]:
     """
-    The heads of an entry, one after the other: short for what waits for its first run.
+    The heads of an entry, one after the other, and the due time of each.
     """
     at = 0
     while at < len(data):
-        if data[at] & 64:
-            yield HEAD.unpack_from(data, at)
-            at += HEAD.size
+        head, at = head_of(data, at)
+        if head.mark & 64:
+            yield head, head.due_ms
         else:
-            yield (*FIRST_HEAD.unpack_from(data, at), *NO_RUN[1:])
-            at += FIRST_HEAD.size
+            yield head, int.from_bytes(data[at : at + 8], "big")
+            at += 8
 
 
 def unpack(shard: int, entry: bytes, fields: list[bytes]) -> tuple[Offset, list[Event]]:
@@ -129,8 +131,7 @@ def unpack(shard: int, entry: bytes, fields: list[bytes]) -> tuple[Offset, list[
         strict=True,
     )
     events = []
-    for row, (verb, member, head, reason) in enumerate(rows):
-        mark, revision, _, due_ms, attempts, crashes, _, _, _, _, _, started_ms, _, late_ms = head
+    for row, (verb, member, (head, due_ms), reason) in enumerate(rows):
         key = JobKey.of(member)
         events.append(
             Event(
@@ -142,14 +143,14 @@ def unpack(shard: int, entry: bytes, fields: list[bytes]) -> tuple[Offset, list[
                 verb,
                 key.topic,
                 key.id,
-                revision,
-                JobState(mark & 7),
-                Lane(mark >> 3 & 3).name,
-                attempts + 1 if verb in _OPEN_RUN else attempts,
-                crashes,
+                head.revision,
+                head.state,
+                head.lane.name,
+                head.attempts + 1 if verb in _OPEN_RUN else head.attempts,
+                head.crashes,
                 due_ms,
-                None if late_ms == UNKNOWN else late_ms,
-                at_ms - started_ms if verb in _END_OF_RUN else None,
+                None if head.lateness_ms == UNKNOWN else head.lateness_ms,
+                at_ms - head.started_ms if verb in _END_OF_RUN else None,
                 worker if verb is Verb.claimed else "",
                 reason,
             )

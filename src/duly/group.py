@@ -58,12 +58,16 @@ class Group(Generic[Item, Answer]):
                     continue
                 try:
                     answers = await self._send([item for item, _ in batch])
+                    pairs = list(zip(batch, answers, strict=True))
                 except Exception as error:  # noqa: BLE001  # every caller is told, whatever it was
                     for _, future in batch:
                         if not future.done():
                             future.set_exception(error)
                     continue
-                for (_, future), answer in zip(batch, answers, strict=True):
+                except BaseException:
+                    self._waiting[:0] = batch
+                    raise
+                for (_, future), answer in pairs:
                     if not future.done():
                         future.set_result(answer)
         finally:

@@ -194,6 +194,13 @@ class Lease(msgspec.Struct, frozen=True):
     envelope: bytes = b""
 
     @property
+    def fence_bytes(self) -> bytes:
+        """
+        The token as it travels: counter and nonce.
+        """
+        return self.token.to_bytes(8, "big") + self.nonce
+
+    @property
     def fence(self) -> str:
         """
         The token as text: grows with every claim of the job, so handlers can fence their own writes.

@@ -4,27 +4,81 @@ The stored record of a job, read: the twin of scripts/lib/records.lua.
 
 from __future__ import annotations
 
+import hashlib
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from duly.codec import decode_envelope
 from duly.job import Job, JobKey, JobState, Lane, Lease
 
 if TYPE_CHECKING:
-    from duly.job import Order
+    from duly.job import Order, Priority
 
 BASE = Struct(">BQ6s")
 OPTIONS = Struct(">QIIBI")
-RUN = Struct(">QHHQQ8sBBQQI")
+RUN = Struct(">BHHBBQQIQ8s8sQQ")
+HEAD = Struct(RUN.format + "Q6s")  #: all of a record but options and body
+FIRST_HEAD = Struct(BASE.format + "Q")  #: what events keep of one that waits for its first run: base and due
 UNKNOWN = 0xFFFFFFFF
-HEAD = Struct(BASE.format + RUN.format[1:])  #: the fixed part of a record, as events keep it
-FIRST_HEAD = Struct(BASE.format + "Q")  #: the same while it waits for its first run: base and due
 INLINE_BYTES = 1024
+NOBODY = bytes(8)
 
 _STATES = tuple(JobState)
 _LANES = tuple(Lane)
-_NO_OPTIONS = (0, 0, UNKNOWN, 0, 0)
-NO_RUN = (0, 0, 0, 0, 0, b"", 0, 0, 0, 0, UNKNOWN)
+
+
+class Head(NamedTuple):
+    """
+    The fixed part of a record.
+    """
+
+    mark: int
+    attempts: int
+    crashes: int
+    verb: int
+    marks: int
+    entry: int
+    ended_ms: int
+    lateness_ms: int
+    token: int
+    nonce: bytes
+    worker: bytes
+    started_ms: int
+    due_ms: int  #: 0 while it waits for its first run: then `due` holds it
+    revision: int
+    request: bytes
+
+    @property
+    def state(self) -> JobState:
+        """
+        Where the job stands.
+        """
+        return _STATES[self.mark & 7]
+
+    @property
+    def lane(self) -> Lane:
+        """
+        The lane that its sender chose.
+        """
+        return _LANES[self.mark >> 3 & 3]
+
+
+def head_of(data: bytes, at: int = 0) -> tuple[Head, int]:
+    """
+    Read a head and say where it ends.
+    """
+    if data[at] & 64:
+        return Head._make(HEAD.unpack_from(data, at)), at + HEAD.size
+    mark, revision, request = BASE.unpack_from(data, at)
+    head = Head(mark, 0, 0, 0, 0, 0, 0, UNKNOWN, 0, NOBODY, NOBODY, 0, 0, revision, request)
+    return head, at + BASE.size
+
+
+def worker_id(name: str) -> bytes:
+    """
+    The 8 bytes that stand for a worker's name in records.
+    """
+    return hashlib.blake2b(name.encode(), digest_size=8).digest()
 
 
 class Record(NamedTuple):
@@ -32,52 +86,32 @@ class Record(NamedTuple):
     What the shard knows of one job.
     """
 
-    state: JobState
-    lane: Lane
-    apart: bool
-    revision: int
-    request: bytes
+    head: Head
     expires_ms: int
     ttr_ms: int
     retain_s: int
     max_crashes: int
     envelope_bytes: int
-    due_ms: int  #: 0 while it waits for its first run: then `due` holds it
-    attempts: int
-    crashes: int
-    entry: int
-    token: int
-    nonce: bytes
-    verb: int
-    marks: int
-    started_ms: int
-    ended_ms: int
-    lateness_ms: int
-    worker: str
     body: bytes
+
+    @property
+    def apart(self) -> bool:
+        """
+        Whether the body is kept elsewhere because it is long.
+        """
+        return self.head.mark >= 128
 
 
 def read(record: bytes) -> Record:
     """
     Take a record apart.
     """
-    mark, revision, request = BASE.unpack_from(record)
-    at = BASE.size
-    options = _NO_OPTIONS
-    if mark & 32:
+    head, at = head_of(record)
+    options = (0, 0, UNKNOWN, 0, 0)
+    if head.mark & 32:
         options = OPTIONS.unpack_from(record, at)
         at += OPTIONS.size
-    run = NO_RUN
-    worker = ""
-    if mark & 64:
-        run = RUN.unpack_from(record, at)
-        at += RUN.size
-        end = record.index(0, at)
-        worker = record[at:end].decode()
-        at = end + 1
-    return Record(
-        _STATES[mark & 7], _LANES[mark >> 3 & 3], mark >= 128, revision, request, *options, *run, worker, record[at:]
-    )
+    return Record(head, *options, record[at:])
 
 
 def options_of(order: Order) -> bytes:
@@ -86,8 +120,14 @@ def options_of(order: Order) -> bytes:
     """
     if not (order.expires_ms or order.ttr_ms or order.max_crashes or order.envelope) and order.retain_s is None:
         return b""
-    retain = UNKNOWN if order.retain_s is None else order.retain_s
-    return OPTIONS.pack(order.expires_ms, order.ttr_ms, retain, order.max_crashes, len(order.envelope))
+    # Orders share a script call: one that asks for more than a record holds must not fail them all.
+    return OPTIONS.pack(
+        order.expires_ms,
+        min(order.ttr_ms, UNKNOWN),
+        UNKNOWN if order.retain_s is None else min(order.retain_s, UNKNOWN - 1),
+        min(order.max_crashes, 255),
+        len(order.envelope),
+    )
 
 
 class Terms(NamedTuple):
@@ -105,15 +145,14 @@ def lease_of(member: bytes, record: bytes, apart: bytes, ttr_ms: int, resumed_ms
     """
     The lease that a claimed record stands for.
     """
-    mark, revision, _ = BASE.unpack_from(record)
-    at = BASE.size
+    (mark, attempts, crashes, _, _, _, _, _, token, nonce, _, started_ms, due_ms, revision, _) = HEAD.unpack_from(record)
+    at = HEAD.size
     envelope_bytes = 0
     if mark & 32:
         _, own_ttr_ms, _, _, envelope_bytes = OPTIONS.unpack_from(record, at)
         ttr_ms = own_ttr_ms or ttr_ms
         at += OPTIONS.size
-    due_ms, attempts, crashes, _, token, nonce, _, _, started_ms, _, _ = RUN.unpack_from(record, at)
-    body = apart if mark >= 128 else record[record.index(0, at + RUN.size) + 1 :]
+    body = apart if mark >= 128 else record[at:]
     topic, _, id_ = member.decode().partition("/")
     return Lease(
         JobKey(topic, id_),
@@ -134,27 +173,28 @@ def lease_of(member: bytes, record: bytes, apart: bytes, ttr_ms: int, resumed_ms
     )
 
 
-def job_of(member: bytes | str, about: list[bytes]) -> Job:
+def job_of(member: bytes | str, about: list[bytes], worker: str) -> Job:
     """
-    The job that `get` found.
+    The job that `get` found; *worker* is the name of who ran it last.
     """
     record = read(about[0])
+    head = record.head
     key = JobKey.of(member)
     body = about[1] if record.apart else record.body
     return Job(
         topic=key.topic,
         id=key.id,
-        state=record.state,
-        revision=record.revision,
-        priority=record.lane.name,  # type: ignore[arg-type]  # suspects keep their own lane in the record
-        attempts=record.attempts,
-        crashes=record.crashes,
+        state=head.state,
+        revision=head.revision,
+        priority=cast("Priority", head.lane.name),
+        attempts=head.attempts,
+        crashes=head.crashes,
         payload=body[record.envelope_bytes :],
-        due_ms=int(float(about[4])) if about[4] else record.due_ms,
-        started_ms=record.started_ms,
-        ended_ms=record.ended_ms,
-        lateness_ms=None if record.lateness_ms == UNKNOWN else record.lateness_ms,
-        worker=record.worker,
+        due_ms=int(float(about[4])) if about[4] else head.due_ms,
+        started_ms=head.started_ms,
+        ended_ms=head.ended_ms,
+        lateness_ms=None if head.lateness_ms == UNKNOWN else head.lateness_ms,
+        worker=worker,
         lease_ms=int(float(about[5])) if about[5] else 0,
         outcome=about[2],
         progress=about[3],

@@ -23,7 +23,7 @@ from duly.ids import new_nonce, new_request
 from duly.job import JobKey, JobState, Lease, Order, Placed, shard_of
 from duly.keys import ShardKeys
 from duly.namespace import create
-from duly.records import Terms, lease_of, options_of
+from duly.records import Terms, lease_of, options_of, worker_id
 from duly.scripts import load
 
 if TYPE_CHECKING:
@@ -200,10 +200,18 @@ class Store:
                 options_of(order),
                 order.envelope + order.payload if order.envelope else order.payload,
             )
-        answers = await self._run(
+        now_ms, revision, answers = await self._run(
             "enqueue", shard, topics, {"nonce": new_nonce(), "topic_count": len(topics)}, (*topics, *rest)
         )
-        return [_placed(order.key, answer) for (order, _), answer in zip(batch, answers, strict=True)]
+        placed: list[Placed | DulyError] = []
+        for (order, _), answer in zip(batch, answers, strict=True):
+            if type(answer) is int:
+                state = JobState.ready if answer <= now_ms else JobState.scheduled
+                placed.append(Placed(order.key, "created", revision, answer, state))
+                revision += 1
+            else:
+                placed.append(_placed(order.key, answer))
+        return placed
 
     # -- the way to a worker ------------------------------------------------------------------------------
 
@@ -257,6 +265,7 @@ class Store:
         fixed = {
             "nonce": new_nonce(),
             "worker": worker,
+            "worker_id": worker_id(worker),
             "number": number,
             "again": "0",
             "lease_ms": self.lease_ms,
@@ -305,7 +314,7 @@ class Store:
         for at in range(0, len(leases), PER_CALL):
             args: list[Any] = []
             for lease in leases[at : at + PER_CALL]:
-                args += (lease.key.member, lease.token, lease.nonce, lease.ttr_ms)
+                args += (lease.key.member, lease.fence_bytes, lease.ttr_ms)
             _, words = await self._run(
                 "extend", shard, (), {"lease_ms": self.lease_ms, "grace_ms": self.grace_ms}, args
             )
@@ -323,7 +332,7 @@ class Store:
             "progress",
             lease.shard,
             (),
-            {"member": lease.key.member, "token": lease.token, "nonce": lease.nonce, "value": value},
+            {"member": lease.key.member, "fence": lease.fence_bytes, "value": value},
             now=False,
         )
         _held(lease, word)
@@ -385,9 +394,14 @@ class Store:
             topics = dict.fromkeys(finish.lease.key.topic for finish in batch)
             rest: list[Any] = []
             for lease, lateness_ms, own in batch:
-                rest += (lease.key.member, lease.token, lease.nonce)
-                if verb != "release":
-                    rest += (min(max(lateness_ms, 0), MAX_MS), *own)
+                late_ms = min(max(lateness_ms, 0), MAX_MS)
+                match verb:
+                    case "ack":
+                        rest += (lease.key.member, lease.fence_bytes, late_ms.to_bytes(4, "big"), *own)
+                    case "release":
+                        rest += (lease.key.member, lease.fence_bytes)
+                    case _:
+                        rest += (lease.key.member, lease.fence_bytes, late_ms, *own)
             fixed: dict[str, Any] = {"nonce": new_nonce(), "topic_count": len(topics)}
             if verb == "ack":
                 fixed["keep_ms"] = self.keeping.done_ms

@@ -11,7 +11,7 @@ import msgspec
 
 from duly.errors import UsageError
 from duly.job import Job, JobKey, JobState, Lane
-from duly.records import job_of
+from duly.records import NOBODY, head_of, job_of, worker_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -71,6 +71,7 @@ class Views:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._workers: dict[bytes, str] = {}
 
     async def get(self, key: JobKey) -> Job | None:
         """
@@ -94,8 +95,20 @@ class Views:
                 answer = await self._store.link.run("get", fixed, [keys[position].member for position in part])
                 for position, about in zip(part, answer, strict=True):
                     if about:
-                        found[position] = job_of(keys[position].member, about)
+                        found[position] = job_of(keys[position].member, about, await self._name_of(about[0]))
         return found
+
+    async def _name_of(self, record: bytes) -> str:
+        """
+        Who ran a job last: its name if the worker is still remembered, else the bytes that stand for it.
+        """
+        worker = head_of(record)[0].worker
+        if worker == NOBODY:
+            return ""
+        if worker not in self._workers:
+            names = await self._store.link.call("HKEYS", self._key(0, "workers"))
+            self._workers = {worker_id(name.decode()): name.decode() for name in names}
+        return self._workers.get(worker, worker.hex())
 
     async def list(
         self, state: JobState, topic: str | None = None, *, cursor: str | None = None, limit: int = 100

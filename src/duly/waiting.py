@@ -12,6 +12,8 @@ from duly.errors import JobNotFound
 from duly.job import JobKey, JobState, shard_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from duly.store import Store
 
 RECHECK_S = 1.0
@@ -66,9 +68,11 @@ class Waiters:
         channels = [keys.fixed["ended_channel"] for keys in self._store.keys]
         async for channel, member in self._store.link.listen(*channels):
             if channel:
-                for future in self._waiting.get(member.decode(), ()):
-                    if not future.done():
-                        future.set_result(None)
+                _wake(self._waiting.get(member.decode(), ()))
+                continue
+            # Subscribed, for the first time or again: what was published before may be missed, so look again.
+            for waiting in self._waiting.values():
+                _wake(waiting)
 
     async def aclose(self) -> None:
         """
@@ -78,3 +82,9 @@ class Waiters:
             self._listener.cancel()
             with suppress(asyncio.CancelledError):
                 await self._listener
+
+
+def _wake(futures: Iterable[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import redis
@@ -13,7 +14,7 @@ from redis.exceptions import ResponseError
 
 from duly.job import JobKey, JobState, Lane
 from duly.keys import ShardKeys
-from duly.records import Record, read
+from duly.records import read
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +45,7 @@ class Snapshot:
     """
 
     raw: dict[str, bytes]
-    jobs: dict[str, Record]
+    jobs: dict[str, SimpleNamespace]
     bodies: dict[str, bytes]
     outcomes: dict[str, bytes]
     progress: dict[str, bytes]
@@ -100,7 +101,7 @@ def take(client: redis.Redis, keys: ShardKeys, topics: Sequence[str]) -> Snapsho
             streams[topic, lane] = _stream(next(found), next(found), next(found))
     return Snapshot(
         jobs,
-        {member: read(record) for member, record in jobs.items()},
+        {member: job_of(record) for member, record in jobs.items()},
         bodies,
         outcomes,
         progress,
@@ -115,6 +116,16 @@ def take(client: redis.Redis, keys: ShardKeys, topics: Sequence[str]) -> Snapsho
         wakes,
         streams,
     )
+
+
+def job_of(record: bytes) -> SimpleNamespace:
+    """
+    A record with all its fields side by side.
+    """
+    whole = read(record)
+    head = whole.head
+    fields = head._asdict() | whole._asdict() | {"state": head.state, "lane": head.lane, "apart": whole.apart}
+    return SimpleNamespace(**fields)
 
 
 def _texts(found: list[bytes]) -> dict[str, bytes]:

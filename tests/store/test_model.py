@@ -438,7 +438,7 @@ class StoreMachine(RuleBasedStateMachine):
             row = rows[data.draw(st.integers(0, len(rows) - 1))]
             member = row.order.key.member
             stream = keys.stream(row.order.key.topic, Lane.suspect if row.crashes else row.order.lane)
-            entry = f"{snapshot.read(self.client.hget(fixed['jobs'], member)).entry}-0"
+            entry = f"{snapshot.job_of(self.client.hget(fixed['jobs'], member)).entry}-0"
             match row.state:
                 case JobState.scheduled:
                     self.client.zrem(fixed["due"], member)

@@ -15,13 +15,12 @@
 -- cost     O(log n)
 
 local now = clock(now_ms)
-local gone = redis.call('ZRANGE', beats, '-inf', now - tonumber(forget_ms), 'BYSCORE', 'LIMIT', 0, 100)
-if about == '' then
-  gone[#gone + 1] = worker
-else
+if about ~= '' then
   redis.call('HSET', workers, worker, about)
   redis.call('ZADD', beats, now, worker)
 end
+local gone = redis.call('ZRANGE', beats, '-inf', now - tonumber(forget_ms), 'BYSCORE', 'LIMIT', 0, 100)
+if about == '' then gone[#gone + 1] = worker end
 if #gone > 0 then
   redis.call('ZREM', beats, unpack(gone))
   redis.call('HDEL', workers, unpack(gone))

@@ -19,7 +19,7 @@
 --          nonce     of the event entry
 --          keep_ms   how long dead jobs are kept
 --          topic_count  how many topics follow
---          topic...  their names; then for each job: member, token, nonce, lateness_ms,
+--          topic...  their names; then for each job: member, fence, lateness_ms,
 --                    error document, one-line reason
 -- returns  'ok', 'lost' or 'gone' for each job
 -- cost     O(jobs * log n)
@@ -29,18 +29,18 @@ local named = tonumber(topic_count)
 for at = 1, named do name_topic(ARGV[topic_at + at - 1], at) end
 local first = topic_at + named
 local members, words = {}, {}
-for at = first, #ARGV, 6 do members[#members + 1] = ARGV[at] end
+for at = first, #ARGV, 5 do members[#members + 1] = ARGV[at] end
 
 for at, found in ipairs(fetch(members)) do
-  local arg = first + 6 * (at - 1)
-  local job, word = held(found, tonumber(ARGV[arg + 1]), ARGV[arg + 2], 'bury')
+  local arg = first + 5 * (at - 1)
+  local job, word = held(found, ARGV[arg + 1], 'bury')
   words[at] = word or 'ok'
   if job then
     local topic = topic_of(job.member)
     freed[#freed + 1] = job.member
     drop_entry(topic, lane_of(job), job[ENTRY])
-    job[ATTEMPTS], job[VERB], job[LATE] = job[ATTEMPTS] + 1, VERBS.bury, tonumber(ARGV[arg + 3])
-    finish('buried', job, topic, DEAD, now, tonumber(keep_ms), ARGV[arg + 4], ARGV[arg + 5])
+    job[ATTEMPTS], job[VERB], job[LATE] = job[ATTEMPTS] + 1, VERBS.bury, tonumber(ARGV[arg + 2])
+    finish('buried', job, topic, DEAD, now, tonumber(keep_ms), ARGV[arg + 3], ARGV[arg + 4])
   end
 end
 commit(now, nonce)

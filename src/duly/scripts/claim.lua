@@ -20,6 +20,7 @@
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the tokens and the event entry, 8 bytes; the same again when a reply was lost
 --          worker    its name, new with every start
+--          worker_id 8 bytes that stand for its name in records
 --          number    of this claim, counted by the worker: whose turn it is
 --          again     '1' when this claim was sent before and its reply lost
 --          lease_ms  how long the leases run
@@ -87,11 +88,14 @@ if last and string.sub(last, 1, 8) == nonce then
 end
 
 local taken, taken_of, names_taken, token = 0, {}, {}, nil
-local lease_for, grace = tonumber(lease_ms), tonumber(grace_ms)
+local lease_for, grace, until_of = tonumber(lease_ms), tonumber(grace_ms), {}
+for at = 1, #names do until_of[at] = now + math.min(lease_for, ttr[at] + grace) end
+-- What this claim writes into every record: nonce, worker, started.
+local claimed_by = nonce .. worker_id .. encode(NUMBER, now)
 
 -- Lease a job to the worker if its body still fits into the answer; one always does.
-local function lease(member, topic, record, mark, revision, request, at, due_ms, attempts, crashes, entry, marks, body_at)
-  local size = #record - body_at
+local function lease(member, topic, mark, attempts, crashes, marks, entry, rest, options_from)
+  local size = #rest
   if mark >= 128 then size = redis.call('HSTRLEN', bodies, member) end
   if size > bytes and taken > 0 then
     bytes = 0
@@ -100,12 +104,15 @@ local function lease(member, topic, record, mark, revision, request, at, due_ms,
   if taken == 0 then token = take_numbers(left) end
   bytes = bytes - size
   local position = place[topic]
-  local _, own_ttr = wishes_of(record, mark)
-  local time_to_run = own_ttr > 0 and own_ttr or ttr[position]
-  lease_scores[2 * taken + 1] = now + math.min(lease_for, time_to_run + grace)
-  lease_scores[2 * taken + 2] = member
-  record = keep('claimed', member, reseal(record, mark - mark % 8 + RUNNING, revision, request, at, due_ms, attempts, crashes,
-    entry, token + taken, nonce, 0, marks, now, 0, UNKNOWN, worker, body_at))
+  local until_ms = until_of[position]
+  if mark % 64 >= 32 then
+    local _, own_ttr = decode(OPTIONS, rest, options_from)
+    if own_ttr > 0 then until_ms = now + math.min(lease_for, own_ttr + grace) end
+  end
+  lease_scores[2 * taken + 1], lease_scores[2 * taken + 2] = until_ms, member
+  local record = encode(START, mark - mark % 8 + RUNNING, attempts, crashes, 0, marks, entry) .. NOT_ENDED
+    .. encode(NUMBER, token + taken) .. claimed_by .. rest
+  keep('claimed', member, record)
   leased[3 * taken + 1], leased[3 * taken + 2] = member, record
   leased[3 * taken + 3] = mark >= 128 and redis.call('HGET', bodies, member) or ''
   taken = taken + 1
@@ -118,13 +125,13 @@ local function lease(member, topic, record, mark, revision, request, at, due_ms,
 end
 
 local function read_stream(key, want)
-  local found = redis.pcall('XREADGROUP', 'GROUP', GROUP, GROUP, 'COUNT', want, 'STREAMS', key, '>')
+  local found = redis.pcall('XREADGROUP', 'GROUP', READERS, READERS, 'COUNT', want, 'STREAMS', key, '>')
   if found and found.err then
     if not string.find(found.err, 'NOGROUP', 1, true) then error(found) end
     if redis.call('EXISTS', key) == 0 then return {} end
     -- From 0, or jobs that were ready before the first worker came would never be seen.
-    redis.call('XGROUP', 'CREATE', key, GROUP, '0')
-    found = redis.call('XREADGROUP', 'GROUP', GROUP, GROUP, 'COUNT', want, 'STREAMS', key, '>')
+    redis.call('XGROUP', 'CREATE', key, READERS, '0')
+    found = redis.call('XREADGROUP', 'GROUP', READERS, READERS, 'COUNT', want, 'STREAMS', key, '>')
   end
   return found and found[1][2] or {}
 end
@@ -137,8 +144,8 @@ end
 local function unread(key, found, from)
   local ids = {}
   for at = from, #found do ids[#ids + 1] = found[at][1] end
-  redis.call('XACK', key, GROUP, unpack(ids))
-  redis.call('XGROUP', 'SETID', key, GROUP, string.format('%d-0', number_of(found[from]) - 1))
+  redis.call('XACK', key, READERS, unpack(ids))
+  redis.call('XGROUP', 'SETID', key, READERS, string.format('%d-0', number_of(found[from]) - 1))
 end
 
 local function take_ready(position, lane, want)
@@ -150,18 +157,18 @@ local function take_ready(position, lane, want)
   for at, entry in ipairs(found) do members[at] = entry[2][2] end
   for at, record in ipairs(redis.call('HMGET', jobs, unpack(members))) do
     local entry, member = number_of(found[at]), members[at]
-    local mark, revision, request, run_at, due_ms, attempts, crashes, its_entry, marks, body_at, _
+    local mark, attempts, crashes, marks, its_entry, expires, _ = 0, 0, 0, 0, 0, 0, nil
     if record then
-      mark, revision, request, run_at, due_ms, attempts, crashes, its_entry, _, _, _, marks, _, _, _, _, body_at = open(record)
+      mark, attempts, crashes, _, marks, its_entry = decode(START, record)
+      if mark % 64 >= 32 then expires = wishes_of(record, mark) end
     end
-    local expires = record and wishes_of(record, mark) or 0
     if not record or mark % 8 ~= READY or its_entry ~= entry then
       drop_entry(topic, lane, entry)
     elseif expires > 0 and expires < now then
       drop_entry(topic, lane, entry)
       finish('cancelled', read(member, record), topic, CANCELLED, now, tonumber(keep_ms), '{"type":"expired"}', 'expired')
       ready[position] = ready[position] - 1
-    elseif not lease(member, topic, record, mark, revision, request, run_at, due_ms, attempts, crashes, entry, marks, body_at) then
+    elseif not lease(member, topic, mark, attempts, crashes, marks, entry, cut(record, DUE_AT), OPTIONS_AT - DUE_AT + 1) then
       return unread(key, found, at)
     else
       ready[position] = ready[position] - 1
@@ -189,9 +196,9 @@ local numbers, used = nil, 0
 local unnamed = for_each_due(now, 200, tonumber(keep_ms), function(member, topic, record, due_ms)
   local position = place[topic]
   if free[position] > 0 and left > 0 and bytes > 0 then
-    local mark, revision, request, at, _, attempts, crashes, _, _, _, _, marks, _, _, _, _, body_at = open(record)
+    local mark, attempts, crashes, _, marks, rest = start_of(record, due_ms)
     if (crashes == 0 or suspects == '1')
-      and lease(member, topic, record, mark, revision, request, at, due_ms, attempts, crashes, 0, marks, body_at) then
+      and lease(member, topic, mark, attempts, crashes, marks, 0, cut(rest, DUE_AT - ENDED_AT + 1), OPTIONS_AT - DUE_AT + 1) then
       count(topic, SCHEDULED, -1)
       return
     end

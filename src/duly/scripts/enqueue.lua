@@ -22,7 +22,8 @@
 --          topic_count  how many topics follow
 --          topic...  their names; then for each job, all members distinct: member, request,
 --                    lane, when ('+ms' from now or absolute), on_conflict, options, body
--- returns  for each job '<word> <revision> <due_ms> <state>', word one of created kept replaced exists full
+-- returns  {now_ms, revision of the first created, for each job due_ms if it was created, its revisions following
+--          each other, else '<word> <revision> <due_ms> <state>', word one of created kept replaced exists full}
 -- cost     O(jobs * log n)
 
 local now_floor, now_ceil = clock(now_ms)
@@ -36,6 +37,7 @@ for at = 1, named do
 end
 
 local first = topic_at + named
+local only = named == 1 and ARGV[topic_at]
 local members = {}
 for at = first, #ARGV, 7 do members[#members + 1] = ARGV[at] end
 local records = redis.call('HMGET', jobs, unpack(members))
@@ -86,7 +88,7 @@ end
 
 for at, member in ipairs(members) do
   local arg = first + 7 * (at - 1)
-  local topic = topic_of(member)
+  local topic = only or topic_of(member)
   if records[at] then
     meet(read(member, records[at]), at, arg, topic)
   elseif room[topic] < 1 then
@@ -99,14 +101,18 @@ for at, member in ipairs(members) do
 end
 
 local total = #fresh + #replacing
-if total == 0 then return answers end
+if total == 0 then return {now_floor, 0, answers} end
 local revision = take_numbers(2 * total)
 local entry = revision + total
+
+local function run_of(mark, marks, number, due_ms)
+  return encode(START, mark + 64, 0, 0, 0, marks, number) .. NOT_ENDED .. NOT_CLAIMED .. encode(NUMBER, due_ms)
+end
 
 -- Build a record without a table in between: this is the path of bulk scheduling.
 local function place(verb, member, arg, topic, number, due_ms, marks)
   local options, body, lane = ARGV[arg + 5], ARGV[arg + 6], tonumber(ARGV[arg + 2])
-  local state, run = SCHEDULED, ''
+  local state, run = SCHEDULED, nil
   if due_ms <= now_floor then state = READY end
   local mark = state + lane * 8
   if options ~= '' then mark = mark + 32 end
@@ -117,21 +123,20 @@ local function place(verb, member, arg, topic, number, due_ms, marks)
   end
   if state == READY then
     line_up(member, topic, lane, entry + number)
-    run = encode(RUN, due_ms, 0, 0, entry + number, 0, NO_NONCE, 0, marks, 0, 0, UNKNOWN, '')
+    run = run_of(mark, marks, entry + number, due_ms)
   else
     schedule(member, due_ms)
-    if marks > 0 then run = encode(RUN, due_ms, 0, 0, 0, 0, NO_NONCE, 0, marks, 0, 0, UNKNOWN, '') end
+    if marks > 0 then run = run_of(mark, marks, 0, due_ms) end
   end
-  if run ~= '' then mark = mark + 64 end
-  local record = encode(BASE, mark, revision + number, ARGV[arg + 1]) .. options .. run .. body
+  local record = (run or string.char(mark)) .. encode(NUMBER, revision + number) .. ARGV[arg + 1] .. options .. body
   count(topic, state, 1)
   keep(verb, member, record, nil, due_ms)
-  return string.format('%d %d %d', revision + number, due_ms, state)
 end
 
 for number, at in ipairs(fresh) do
   local member = members[at]
-  answers[at] = 'created ' .. place('enqueued', member, first + 7 * (at - 1), topic_of(member), number - 1, fresh_due[number], 0)
+  place('enqueued', member, first + 7 * (at - 1), only or topic_of(member), number - 1, fresh_due[number], 0)
+  answers[at] = fresh_due[number]
 end
 
 for position, each in ipairs(replacing) do
@@ -147,9 +152,10 @@ for position, each in ipairs(replacing) do
   if old.apart and #ARGV[arg + 6] <= INLINE_BYTES then dropped_bodies[#dropped_bodies + 1] = old.member end
   dropped_outcomes[#dropped_outcomes + 1] = old.member
   dropped_progress[#dropped_progress + 1] = old.member
-  answers[each.at] = 'replaced '
-    .. place('replaced', old.member, arg, topic, #fresh + position - 1, each.due, REPLACED + bit.band(old[MARKS], AWAITED))
+  local number = #fresh + position - 1
+  place('replaced', old.member, arg, topic, number, each.due, REPLACED + bit.band(old[MARKS], AWAITED))
+  answers[each.at] = string.format('replaced %d %d %d', revision + number, each.due, each.due <= now_floor and READY or SCHEDULED)
 end
 commit(now_floor, nonce)
 wake_topics()
-return answers
+return {now_floor, revision, answers}

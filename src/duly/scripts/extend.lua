@@ -9,20 +9,20 @@
 -- ARGV     now_ms    '' means the server's clock
 --          lease_ms  how long the leases run from now
 --          grace_ms  how far a lease may outlast the time to run
---          job...    four for each: member, token, nonce, time to run
+--          job...    three for each: member, fence, time to run
 -- returns  {now_ms, 'ok' or 'lost' for each job}
 -- cost     O(jobs * log n)
 
 local now = clock(now_ms)
 local members, words, scores = {}, {}, {}
-for at = job_at, #ARGV, 4 do members[#members + 1] = ARGV[at] end
-for at, job in ipairs(fetch(members)) do
-  local arg = job_at + 4 * (at - 1)
-  if job and job.state == RUNNING and job[TOKEN] == tonumber(ARGV[arg + 1]) and job[NONCE] == ARGV[arg + 2] then
+for at = job_at, #ARGV, 3 do members[#members + 1] = ARGV[at] end
+for at, record in ipairs(redis.call('HMGET', jobs, unpack(members))) do
+  local arg = job_at + 3 * (at - 1)
+  if record and string.byte(record) % 8 == RUNNING and fence_of(record) == ARGV[arg + 1] then
     words[at] = 'ok'
-    local last = job[STARTED] + tonumber(ARGV[arg + 3]) + tonumber(grace_ms)
+    local last = decode(NUMBER, record, STARTED_AT) + tonumber(ARGV[arg + 2]) + tonumber(grace_ms)
     scores[#scores + 1] = math.min(now + tonumber(lease_ms), last)
-    scores[#scores + 1] = job.member
+    scores[#scores + 1] = members[at]
   else
     words[at] = 'lost'
   end

@@ -6,15 +6,13 @@
 -- KEYS     jobs      hash    member -> record
 --          progress  hash    member -> last reported progress
 -- ARGV     member    of the job
---          token     of its lease
---          nonce     of its lease
+--          fence     of its lease
 --          value     JSON
 -- returns  'ok', 'lost' or 'gone'
 -- cost     O(1)
 
 local record = redis.call('HGET', jobs, member)
-local job = record and read(member, record)
-if not job then return 'gone' end
-if job.state ~= RUNNING or job[TOKEN] ~= tonumber(token) or job[NONCE] ~= nonce then return 'lost' end
+if not record then return 'gone' end
+if string.byte(record) % 8 ~= RUNNING or fence_of(record) ~= fence then return 'lost' end
 redis.call('HSET', progress, member, value)
 return 'ok'

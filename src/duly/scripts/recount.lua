@@ -20,5 +20,8 @@ for at = field_at, #ARGV, 2 do
     redis.call('HSET', topics, ARGV[at], ARGV[at + 1])
   end
 end
+local totals = redis.call('HMGET', meta, 'done_bytes', 'dead_bytes')
+if (totals[1] or '0') ~= done_bytes then wrong[#wrong + 1] = 'done_bytes' end
+if (totals[2] or '0') ~= dead_bytes then wrong[#wrong + 1] = 'dead_bytes' end
 redis.call('HSET', meta, 'done_bytes', done_bytes, 'dead_bytes', dead_bytes)
 return wrong

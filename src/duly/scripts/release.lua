@@ -13,7 +13,7 @@
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
 --          topic_count  how many topics follow
---          topic...  their names; then for each job: member, token, nonce
+--          topic...  their names; then for each job: member, fence
 -- returns  'ok', 'lost' or 'gone' for each job
 -- cost     O(jobs * log n)
 
@@ -22,12 +22,12 @@ local named = tonumber(topic_count)
 for at = 1, named do name_topic(ARGV[topic_at + at - 1], at) end
 local first = topic_at + named
 local members, words = {}, {}
-for at = first, #ARGV, 3 do members[#members + 1] = ARGV[at] end
+for at = first, #ARGV, 2 do members[#members + 1] = ARGV[at] end
 local entry = take_numbers(#members)
 
 for at, found in ipairs(fetch(members)) do
-  local arg = first + 3 * (at - 1)
-  local job, word = held(found, tonumber(ARGV[arg + 1]), ARGV[arg + 2], 'release')
+  local arg = first + 2 * (at - 1)
+  local job, word = held(found, ARGV[arg + 1], 'release')
   words[at] = word or 'ok'
   if job then
     local topic = topic_of(job.member)

@@ -51,8 +51,8 @@ for at, job in ipairs(fetch(members)) do
     if job.options ~= '' then job.options = string.rep('\0', 8) .. string.sub(job.options, 9) end
     job.revision, job.request, job.state = revision + at - 1, request, READY
     job[DUE], job[ATTEMPTS], job[CRASHES], job[ENTRY] = now, 0, 0, revision + #members + at - 1
-    job[TOKEN], job[NONCE], job[VERB], job[MARKS] = 0, NO_NONCE, 0, bit.band(job[MARKS], AWAITED)
-    job[STARTED], job[ENDED], job[LATE], job[WORKER] = 0, 0, UNKNOWN, ''
+    job[TOKEN], job[NONCE], job[VERB], job[MARKS] = 0, NOBODY, 0, bit.band(job[MARKS], AWAITED)
+    job[STARTED], job[ENDED], job[LATE], job[WORKER] = 0, 0, UNKNOWN, NOBODY
     line_up(job.member, topic, lane_of(job), job[ENTRY])
     count(topic, READY, 1)
     put('requeued', job)

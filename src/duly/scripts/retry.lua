@@ -16,7 +16,7 @@
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
 --          topic_count  how many topics follow
---          topic...  their names; then for each job: member, token, nonce, lateness_ms,
+--          topic...  their names; then for each job: member, fence, lateness_ms,
 --                    delay_ms, counted ('1' or '0'), error document, one-line reason
 -- returns  'ok', 'lost' or 'gone' for each job
 -- cost     O(jobs * log n)
@@ -26,29 +26,29 @@ local named = tonumber(topic_count)
 for at = 1, named do name_topic(ARGV[topic_at + at - 1], at) end
 local first = topic_at + named
 local members, words = {}, {}
-for at = first, #ARGV, 8 do members[#members + 1] = ARGV[at] end
+for at = first, #ARGV, 7 do members[#members + 1] = ARGV[at] end
 
 for at, found in ipairs(fetch(members)) do
-  local arg = first + 8 * (at - 1)
-  local job, word = held(found, tonumber(ARGV[arg + 1]), ARGV[arg + 2], 'retry')
+  local arg = first + 7 * (at - 1)
+  local job, word = held(found, ARGV[arg + 1], 'retry')
   words[at] = word or 'ok'
   if job then
     local topic = topic_of(job.member)
     freed[#freed + 1] = job.member
     drop_entry(topic, lane_of(job), job[ENTRY])
-    job[ATTEMPTS] = job[ATTEMPTS] + tonumber(ARGV[arg + 5])
-    job[VERB], job[LATE] = VERBS.retry, tonumber(ARGV[arg + 3])
-    job.state, job[ENTRY], job[DUE] = SCHEDULED, 0, now_ceil + tonumber(ARGV[arg + 4])
+    job[ATTEMPTS] = job[ATTEMPTS] + tonumber(ARGV[arg + 4])
+    job[VERB], job[LATE] = VERBS.retry, tonumber(ARGV[arg + 2])
+    job.state, job[ENTRY], job[DUE] = SCHEDULED, 0, now_ceil + tonumber(ARGV[arg + 3])
     count(topic, RUNNING, -1)
     count(topic, SCHEDULED, 1)
     schedule(job.member, job[DUE])
-    if ARGV[arg + 6] ~= '' then
+    if ARGV[arg + 5] ~= '' then
       job[MARKS] = bit.bor(job[MARKS], ERROR_KEPT)
       put_outcomes[#put_outcomes + 1] = job.member
-      put_outcomes[#put_outcomes + 1] = ARGV[arg + 6]
+      put_outcomes[#put_outcomes + 1] = ARGV[arg + 5]
     end
     dropped_progress[#dropped_progress + 1] = job.member
-    put('retried', job, ARGV[arg + 7])
+    put('retried', job, ARGV[arg + 6])
   end
 end
 commit(now, nonce)

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+import os
+import signal
 import threading
+import time
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,6 +27,9 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from duly.handlers import Handler
+    from duly.newjob import Limits
+
+START_S = 60.0  #: how long a child may take to import what its handler needs
 
 _spawn = multiprocessing.get_context("spawn")
 
@@ -84,14 +91,29 @@ class Child:
     """
 
     def __init__(self, handler: Handler[..., Any]) -> None:
+        """
+        Start it and wait until it can take a call.  Blocks.
+
+        Raises:
+            ChildCrashed: It ended instead.
+        """
         self._pipe, theirs = _spawn.Pipe()
         fn = handler.fn
         self._process = _spawn.Process(
-            target=_serve, args=(fn.__module__, fn.__qualname__, theirs, handler.limits.result), daemon=True
+            target=_serve, args=(fn.__module__, fn.__qualname__, theirs, handler.limits), daemon=True
         )
         self._process.start()
         theirs.close()
         self.calls = 0
+        # What it imports may take longer than a job may run.
+        try:
+            if not self._pipe.poll(START_S):
+                self.kill()
+            self._pipe.recv_bytes()
+        except (EOFError, OSError) as error:
+            self._process.join(1)
+            code = self._process.exitcode
+            raise ChildCrashed(f"the child process for {handler.topic} did not start: exit code {code}") from error
 
     def run(self, call: Call, report: Callable[[Any], None]) -> Any:
         """
@@ -107,6 +129,7 @@ class Child:
                 answer = _answers.decode(self._pipe.recv_bytes())
                 match answer.kind:
                     case "progress":
+                        # The child has checked it, so a refusal here would be a fault of ours and not the handler's.
                         report(answer.value)
                     case "result":
                         return answer.value
@@ -122,6 +145,12 @@ class Child:
         except (EOFError, OSError) as error:
             self._process.join(1)
             raise ChildCrashed(f"the child process ended with exit code {self._process.exitcode}") from error
+        except ChildError:
+            raise
+        except BaseException:
+            # It still runs, and what it says next would be taken for the answer to another call.
+            self.kill()
+            raise
 
     @property
     def alive(self) -> bool:
@@ -146,10 +175,14 @@ class Children:
         self._idle: dict[str, list[Child]] = {}
         self._lock = threading.Lock()
         self._all: set[Child] = set()
+        self._closed = False
 
     def take(self, handler: Handler[..., Any]) -> Child:
         """
         A child that waits, or a new one.
+
+        Raises:
+            ChildCrashed: A new one did not start.
         """
         with self._lock:
             waiting = self._idle.setdefault(handler.topic, [])
@@ -168,9 +201,10 @@ class Children:
         Keep a child for the next job of its topic.
         """
         with self._lock:
-            if child.alive:
+            if child.alive and not self._closed:
                 self._idle.setdefault(handler.topic, []).append(child)
             else:
+                child.kill()
                 self._all.discard(child)
 
     def close(self) -> None:
@@ -178,6 +212,7 @@ class Children:
         End all children.
         """
         with self._lock:
+            self._closed = True
             for child in self._all:
                 child.kill()
             self._all.clear()
@@ -204,16 +239,20 @@ def call_of(lease: Lease, context: dict[str, Any]) -> Call:
     )
 
 
-def _serve(module: str, qualname: str, pipe: Connection, limit: int) -> None:
+def _serve(module: str, qualname: str, pipe: Connection, limits: Limits) -> None:
     """
     The child: run one call after the other until the pipe closes, as it does when the parent dies.
     """
-    import time  # noqa: PLC0415  # only the child needs it
-
+    # A terminal or a supervisor signals the whole group; the parent drains and decides when a child ends.
+    # Not ignored, because that would be inherited by programs that a handler starts.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     found: Any = importlib.import_module(module)
     for part in qualname.split("."):
         found = getattr(found, part)
     handler: Handler[..., Any] = found
+    pipe.send_bytes(b"ready")
     while True:
         try:
             call = _calls.decode(pipe.recv_bytes())
@@ -221,8 +260,8 @@ def _serve(module: str, qualname: str, pipe: Connection, limit: int) -> None:
             return
 
         def report(value: object) -> None:
-            encode(value, what="progress", limit=limit)
-            pipe.send_bytes(msgspec.json.encode(Answer("progress", value)))
+            written = decode(encode(value, what="progress", limit=limits.context))
+            pipe.send_bytes(msgspec.json.encode(Answer("progress", written)))
 
         lease = Lease(
             JobKey(call.topic, call.id),
@@ -241,7 +280,21 @@ def _serve(module: str, qualname: str, pipe: Connection, limit: int) -> None:
             call.payload,
         )
         CURRENT.set(CurrentJob(lease, call.context, time.monotonic() + call.remaining_s, report))
-        pipe.send_bytes(msgspec.json.encode(_answer(handler, call.payload, limit)))
+        answer = msgspec.json.encode(_answer(handler, call.payload, limits.result))
+        try:
+            pipe.send_bytes(answer)
+        except OSError:
+            return
+
+
+def _end_with_parent() -> None:
+    """
+    Do not work on for a worker that is gone: its lease is lost with it.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
 
 
 def _answer(handler: Handler[..., Any], payload: bytes, limit: int) -> Answer:

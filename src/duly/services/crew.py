@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from duly.services.auditor import Auditor
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from duly.handlers import Handlers
     from duly.hooks import Hooks
     from duly.job import Lease
+    from duly.services.service import Service
     from duly.settings import Settings
     from duly.store import Store
 
@@ -77,9 +79,14 @@ class Crew:
             )
             for shard, outlook in enumerate(self._outlooks)
         ]
-        self._bells = [TimerBell(store, shard, outlook) for shard, outlook in enumerate(self._outlooks)]
-        self._duties = [Pruner(store), Auditor(store)]
-        self._heart_settings = (make_store, settings.stall_ms / 1000)
+        # A loop that only waits must come round before it counts as stalled.
+        self._stall_s = settings.stall_ms / 1000
+        often_s = min(5.0, self._stall_s / 2)
+        self._bells = [
+            TimerBell(store, shard, outlook, listen_s=often_s) for shard, outlook in enumerate(self._outlooks)
+        ]
+        self._pruner, self._auditor = Pruner(store, every_s=often_s), Auditor(store, every_s=often_s)
+        self._make_store = make_store
 
     async def run(self, stop: asyncio.Event) -> None:
         """
@@ -88,31 +95,32 @@ class Crew:
         Raises:
             Whatever ended a loop that must not end.
         """
-        make_store, stall_s = self._heart_settings
         loop = asyncio.get_running_loop()
+        heart_died: asyncio.Future[None] = loop.create_future()
         heart = Heart(
-            make_store,
+            self._make_store,
             worker=self.worker.name,
             about=self.worker.about,
             held=self.worker.running.held,
             lost=lambda leases: _from_thread(loop, lambda: self._lost(leases)),
             pulse=self.pulse,
-            stall_s=stall_s,
+            stall_s=self._stall_s,
             stalled=self._on_stall,
+            died=lambda error: _from_thread(loop, lambda: _fail(heart_died, error)),
         )
         heart.start()
-        services = [self.worker, *self.timers, *self._bells, *self.recoverers, *self._duties]
-        loops: list[Coroutine[Any, Any, None]] = [run_forever(service, self.pulse) for service in services]
-        tasks = [asyncio.create_task(each) for each in (*loops, self.worker.sweep(), self._listen())]
+        loops = (*self._loops(), self.worker.sweep(), self._listen(), self._watch())
+        tasks = [asyncio.create_task(each) for each in loops]
         stopped = asyncio.create_task(stop.wait())
         try:
-            await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
-            failed = next((task for task in tasks if task.done()), None)
+            await asyncio.wait([*tasks, heart_died, stopped], return_when=asyncio.FIRST_COMPLETED)
+            failed = next((ended for ended in (*tasks, heart_died) if ended.done()), None)
             if failed is not None:
                 failed.result()
                 raise RuntimeError("a loop of the worker ended by itself")
         finally:
             stopped.cancel()
+            heart_died.cancel()
             try:
                 # A second cancellation, while draining, means now.
                 await self.worker.drain()
@@ -125,6 +133,32 @@ class Crew:
                 await asyncio.gather(*tasks, return_exceptions=True)
                 await asyncio.to_thread(heart.stop)
                 await self.store.link.aclose()
+
+    def _loops(self) -> list[Coroutine[Any, Any, None]]:
+        """
+        One loop for each service, by a name of its own: a shard's timer must not hide behind another's.
+        """
+        services: list[tuple[str, Service]] = [
+            ("worker", self.worker),
+            ("pruner", self._pruner),
+            ("auditor", self._auditor),
+        ]
+        for shard in range(self.store.shards):
+            services += (
+                (f"timer {shard}", self.timers[shard]),
+                (f"timer bell {shard}", self._bells[shard]),
+                (f"recoverer {shard}", self.recoverers[shard]),
+            )
+        return [run_forever(service, self.pulse, name) for name, service in services]
+
+    async def _watch(self) -> None:
+        """
+        Watch the heart, as it watches the others.
+        """
+        while True:
+            await asyncio.sleep(self._stall_s / 4)
+            if names := self.pulse.stalled(self._stall_s):
+                self._on_stall(names)
 
     def _lost(self, leases: list[Lease]) -> None:
         for lease in leases:
@@ -147,5 +181,10 @@ class Crew:
 
 
 def _from_thread(loop: asyncio.AbstractEventLoop, fn: Callable[[], None]) -> None:
-    if not loop.is_closed():
+    with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
         loop.call_soon_threadsafe(fn)
+
+
+def _fail(future: asyncio.Future[None], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from duly.errors import DulyError
@@ -37,9 +38,12 @@ class Heart:
         pulse: Pulse,
         stall_s: float,
         stalled: Callable[[list[str]], None],
+        died: Callable[[BaseException], None],
     ) -> None:
         """
         Prepare: *held* lists the leases, *lost* is called (in this thread) with those that are gone.
+
+        *died* is called, in this thread too, with what ended it although nobody asked it to.
         """
         self._make_store = make_store
         self._worker = worker
@@ -49,6 +53,7 @@ class Heart:
         self._pulse = pulse
         self._stall_s = stall_s
         self._stalled = stalled
+        self._died = died
         self._stop = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake: asyncio.Event | None = None
@@ -67,12 +72,16 @@ class Heart:
         """
         self._stop.set()
         if self._loop and self._wake:
-            self._loop.call_soon_threadsafe(self._wake.set)
+            with suppress(RuntimeError):  # its loop is closed: it has ended already
+                self._loop.call_soon_threadsafe(self._wake.set)
         self._thread.join(timeout=5)
         self._pulse.forget("heart")
 
     def _run(self) -> None:
-        asyncio.run(self._beat_on())
+        try:
+            asyncio.run(self._beat_on())
+        except BaseException as error:  # noqa: BLE001  # nobody reads what a thread raises, and leases would run out
+            self._died(error)
 
     async def _beat_on(self) -> None:
         self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()

@@ -22,7 +22,8 @@ class Outlook:
 
     def __init__(self) -> None:
         self.rank = 3
-        self.seen_s = 0.0  #: when a look last succeeded
+        self.sent_s = 0.0  #: when the last look that succeeded was sent
+        self.seen_s = 0.0  #: and when its answer was there
         self.server_ms = 0
         self._due_s: float | None = None
         self._lease_s: float | None = None
@@ -32,6 +33,7 @@ class Outlook:
         """
         Take over what a script saw; *sent_s* is when it was asked, on the monotonic clock.
         """
+        self.sent_s = sent_s
         self.seen_s = time.monotonic()
         self.server_ms = look.now_ms
         self.rank = look.rank

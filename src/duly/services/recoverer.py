@@ -30,15 +30,16 @@ class Recoverer:
         self._shard = shard
         self._outlook = outlook
         self._lease_s = store.lease_ms / 1000
-        self._baseline: tuple[float, int] | None = None  #: monotonic seconds, server ms
+        self._baseline: tuple[float, float, int] | None = None  #: sent and seen, monotonic seconds; server ms
         self._hold_until_s = 0.0
         self._doubt = False
+        self._run_id: bytes | None = None  #: of the server as it was when asked last
 
     def hold(self, why: str) -> None:
         """
-        Recover nothing for one lease, and count no crash in the first recover after it.
+        Recover nothing for one lease, and count no crash in what has run out by then.
         """
-        log.warning("shard %d: %s; holding back recovery for %.0f s", self._shard, why, self._lease_s)
+        log.warning("shard %d: %s; holding back recovery for %.1f s", self._shard, why, self._lease_s)
         self._hold_until_s = time.monotonic() + self._lease_s
         self._doubt = True
 
@@ -47,30 +48,54 @@ class Recoverer:
         Recover what the last look says has run out, or look if nobody has for a while.
         """
         outlook = self._outlook
-        self._watch_clock(outlook.seen_s, outlook.server_ms)
+        self._watch_clock(outlook.sent_s, outlook.seen_s, outlook.server_ms)
         if time.monotonic() < self._hold_until_s:
             return 0
         if not outlook.lease_over() and outlook.age_s() < 2 * self.every_s and not self._doubt:
             return 0
-        doubt, self._doubt = self._doubt, False
-        done = await self._store.recover(self._shard, counted=not doubt)
-        self._watch_clock(time.monotonic(), done.now_ms)
+        await self._watch_server()
+        if time.monotonic() < self._hold_until_s:
+            return 0
+        sent_s = time.monotonic()
+        done = await self._store.recover(self._shard, counted=not self._doubt)
+        # One call takes a bounded number: as long as it leaves some behind, those are in doubt as well.
+        self._doubt = self._doubt and done.next_lease_ms is not None and done.next_lease_ms <= done.now_ms
+        self._watch_clock(sent_s, time.monotonic(), done.now_ms)
         if done.recovered or done.buried:
             log.warning("shard %d: recovered %d jobs, buried %d as crashed", self._shard, done.recovered, done.buried)
         return done.recovered + done.buried
 
-    def _watch_clock(self, seen_s: float, server_ms: int) -> None:
+    async def _watch_server(self) -> None:
+        """
+        Hold back after a restart: while the server was away nobody could extend a lease.
+        """
+        info = await self._store.link.call("INFO", "server")
+        told = dict(line.split(b":", 1) for line in info.splitlines() if b":" in line)
+        run_id, uptime_s = told.get(b"run_id", b""), int(told.get(b"uptime_in_seconds", b"0"))
+        known, self._run_id = self._run_id, run_id
+        # Whole seconds: what says 2 may be nearly 3.
+        if known != run_id and (known is not None or uptime_s <= self._lease_s + 1):
+            self.hold("the server has just started")
+
+    def _watch_clock(self, sent_s: float, seen_s: float, server_ms: int) -> None:
         """
         Compare how far the server's clock and ours went since the last look.
+
+        The server looked at its clock at some time between sent and seen.  A loop
+        that was blocked makes the two lie far apart, which is no jump.
         """
         if not seen_s:
             return
-        baseline, self._baseline = self._baseline, (seen_s, server_ms)
-        if baseline is None or seen_s <= baseline[0]:
+        baseline = self._baseline
+        if baseline is not None and seen_s <= baseline[1]:
             return
-        passed_s = seen_s - baseline[0]
-        jump_s = (server_ms - baseline[1]) / 1000 - passed_s
+        self._baseline = (sent_s, seen_s, server_ms)
+        if baseline is None:
+            return
+        passed_s = (server_ms - baseline[2]) / 1000
+        least_s, most_s = sent_s - baseline[1], seen_s - baseline[0]
+        jump_s = passed_s - most_s if passed_s > most_s else min(0.0, passed_s - least_s)
         if abs(jump_s) > self._lease_s / 3:
             self.hold(f"the server's clock jumped by {jump_s:+.1f} s")
-        elif passed_s > max(self._lease_s / 3, 3 * self.every_s):
-            self.hold(f"the server was not reached for {passed_s:.1f} s")
+        elif seen_s - baseline[1] > max(self._lease_s / 3, 3 * self.every_s):
+            self.hold(f"the server was not reached for {seen_s - baseline[1]:.1f} s")

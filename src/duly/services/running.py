@@ -34,6 +34,7 @@ class Run:
         "slot_held",
         "started_s",
         "stopped",
+        "task",
     )
 
     def __init__(self, lease: Lease, handler: Handler[..., Any], sent_s: float) -> None:
@@ -45,7 +46,8 @@ class Run:
         self.job: CurrentJob | None = None
         self.stopped: Why = ""
         self.slot_held = True
-        self.interrupt: Callable[[], None] | None = None  #: stops the handler, as far as that is possible
+        self.task: asyncio.Task[None] | None = None
+        self.interrupt: Callable[[], Any] | None = None  #: stops the handler, as far as that is possible
 
     def stop(self, why: Why) -> None:
         """
@@ -78,7 +80,8 @@ class Running:
         self.free = concurrency
         self.suspects = 0
         self._of_topic: dict[str, int] = {}
-        self._changed: asyncio.Event | None = None
+        self._told: list[asyncio.Future[None]] = []  #: who waits for any change
+        self._room: asyncio.Future[None] | None = None
 
     def wants(self, handlers: Iterable[Handler[..., Any]]) -> list[Want]:
         """
@@ -98,7 +101,11 @@ class Running:
         Take a slot.
         """
         topic = run.lease.key.topic
-        self.runs[run.lease.key.member] = run
+        member = run.lease.key.member
+        if member in self.runs:
+            # Claimed anew while an earlier run of it goes on here: that one has lost its lease, told or not.
+            self.runs[member].stop("lost")
+        self.runs[member] = run
         self.free -= 1
         self._of_topic[topic] = self._of_topic.get(topic, 0) + 1
         if run.lease.crashes:
@@ -115,7 +122,10 @@ class Running:
         self._of_topic[run.lease.key.topic] -= 1
         if run.lease.crashes:
             self.suspects -= 1
-        self.tell()
+        if self._room is not None and (run.lease.crashes or run.handler.concurrency is not None):
+            self._make_room()
+        if self._told:
+            self.tell()
 
     def end(self, run: Run) -> None:
         """
@@ -124,7 +134,8 @@ class Running:
         self.free_slot(run)
         if self.runs.get(run.lease.key.member) is run:
             del self.runs[run.lease.key.member]
-        self.tell()
+        if self._told:
+            self.tell()
 
     def held(self) -> list[Lease]:
         """
@@ -138,18 +149,43 @@ class Running:
         """
         return [run for run in self.runs.values() if run.deadline_s < now_s and not run.stopped and run.slot_held]
 
-    async def changed(self) -> None:
+    def changed(self) -> asyncio.Future[None]:
         """
-        Wait until a slot was freed or a run ended.
+        A future that is done as soon as a slot is freed or a run ends, from this call on.
         """
-        if self._changed is None:
-            self._changed = asyncio.Event()
-        self._changed.clear()
-        await self._changed.wait()
+        future = asyncio.get_running_loop().create_future()
+        # Those that were given up are not waiting any more.
+        self._told = [waiting for waiting in self._told if not waiting.done()]
+        self._told.append(future)
+        return future
+
+    def room(self) -> asyncio.Future[None]:
+        """
+        A future that is done as soon as something can be claimed that could not be before.
+
+        There are slots free: what may be missing is one of a topic with a limit of its own, or that of a suspect.
+        """
+        if self._room is None or self._room.done():
+            self._room = asyncio.get_running_loop().create_future()
+        return self._room
 
     def tell(self) -> None:
         """
         Wake who waits for a change.
         """
-        if self._changed is not None:
-            self._changed.set()
+        told, self._told = self._told, []
+        for future in told:
+            if not future.done():
+                future.set_result(None)
+
+    def tell_all(self) -> None:
+        """
+        Wake whoever waits, for whatever.
+        """
+        self.tell()
+        self._make_room()
+
+    def _make_room(self) -> None:
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+        self._room = None

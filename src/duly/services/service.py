@@ -67,13 +67,13 @@ class Pulse:
         return time.monotonic() - min(self._beats.values(), default=time.monotonic())
 
 
-async def run_forever(service: Service, pulse: Pulse) -> None:
+async def run_forever(service: Service, pulse: Pulse, name: str = "") -> None:
     """
     Run a service until cancelled: survive a store that cannot be reached, with backoff, and say so.
 
     Any other error ends the loop, and with it the process that depends on it.
     """
-    name = type(service).__name__.lower()
+    name = name or type(service).__name__.lower()
     pause_s = FIRST_PAUSE_S
     try:
         while True:

@@ -21,7 +21,6 @@ log = logging.getLogger("duly.timer")
 
 STAND_BY_S = 0.02  #: how much later each stand-by looks
 STANDS_BY = 2  #: the last rank that looks at the due time at all
-LISTEN_S = 5.0
 
 
 class Timer:
@@ -73,8 +72,9 @@ class TimerBell:
 
     every_s = 0.0
 
-    def __init__(self, store: Store, shard: int, outlook: Outlook) -> None:
+    def __init__(self, store: Store, shard: int, outlook: Outlook, *, listen_s: float = 5.0) -> None:
         self._store = store
+        self._listen_s = listen_s
         self._key = store.keys[shard].fixed["timer"]
         self._outlook = outlook
         self._last: bytes | None = None
@@ -89,8 +89,9 @@ class TimerBell:
             entries = await call("XREVRANGE", self._key, "+", "-", "COUNT", 1)
             self._last = entries[0][0] if entries else b"0-0"
         reply = await call(
-            *("XREAD", "COUNT", 10, "BLOCK", int(LISTEN_S * 1000), "STREAMS", self._key, self._last),
-            timeout_s=LISTEN_S + 5,
+            # Zero would block for ever.
+            *("XREAD", "COUNT", 10, "BLOCK", max(1, int(self._listen_s * 1000)), "STREAMS", self._key, self._last),
+            timeout_s=self._listen_s + 5,
         )
         if reply:
             for entry, fields in reply[0][1]:

@@ -7,21 +7,23 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import math
 import os
 import random
 import secrets
 import socket
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from duly.backoff import from_wire
-from duly.codec import Unreadable, decode_envelope, encode, reason_document
+from duly.codec import Envelope, Unreadable, decode_envelope, encode, reason_document
 from duly.context import CURRENT, CurrentJob
 from duly.errors import DulyError, JobNotFound, LeaseLost, UsageError
 from duly.outcome import Ack, Buried, Raised, RetryLater, outcome_of
-from duly.services.children import ChildError, Children, call_of
+from duly.services.children import ChildCrashed, ChildError, Children, call_of
 from duly.services.running import Run, Running
 from duly.services.threads import Threads
 
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from duly.backoff import Backoff
-    from duly.codec import Envelope
     from duly.handlers import Handler, Handlers
     from duly.hooks import Hooks
     from duly.job import Lease
@@ -39,8 +40,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("duly.worker")
 
+_NO_ENVELOPE = Envelope()
+
 SWEEP_S = 0.05
 WORN_THREADS = 8  #: so many threads that would not stop, and the process should begin anew
+WORN_S = 2.0  #: how long a thread may take to stop once it was told
+SETTLE_S = 5.0  #: how long what was stopped may take to be given back
 OUTCOMES_PER_SLOT = 4  #: outcomes on their way, for each slot, before no more is claimed
 LONGEST_PAUSE_S = 2.0
 
@@ -52,9 +57,11 @@ def worker_name() -> str:
     return f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
-class WornOut(DulyError):
+class WornOut(Exception):
     """
     Too many handler threads would not stop: the process should be started anew.
+
+    No `DulyError`: trying again would not help, so it ends the worker's loop.
     """
 
 
@@ -98,7 +105,9 @@ class Worker:
         self._threads = Threads()
         self._children = Children()
         self._stopping = False
-        self._waiting: asyncio.Task[Any] | None = None
+        self._claiming = False
+        self._bell: asyncio.Task[bool] | None = None
+        self._bell_topics: tuple[str, ...] = ()
         self._encode_result = lambda value: (
             b"" if value is None else encode(value, what="result", limit=handlers.limits.result)
         )
@@ -111,13 +120,13 @@ class Worker:
         """
         Claim what there is for free slots and start it; wait a little if there is nothing.
         """
-        if self._worn >= WORN_THREADS:
+        if self._worn >= WORN_THREADS and not self._stopping:
             msg = f"{self._worn} handler threads did not stop when told: the process should be started anew"
             raise WornOut(msg)
         handlers = self._my_handlers()
         wants = self.running.wants(handlers) if not self._stopping and not self._clogged() else []
         if not wants:
-            await self._pause(self.running.changed())
+            await self._wait_for_change()
             return 0
         limit = self.running.free
         started = 0
@@ -131,22 +140,27 @@ class Worker:
             if not wants or self._stopping:
                 break
         if started < limit and not self._stopping:
-            await self._pause(self._store.wait([want.topic for want in wants or self.running.wants(handlers)], self._block_s))
+            await self._wait_for_work(tuple(want.topic for want in self.running.wants(handlers)))
         return started
 
     async def _claim(self, shard: int, wants: list[Any], limit: int) -> tuple[int, tuple[str, ...]]:
         self._number += 1
         sent_s = time.monotonic()
-        claimed = await self._store.claim(
-            shard,
-            wants,
-            worker=self.name,
-            number=self._number,
-            limit=limit,
-            suspects=self.running.suspects == 0,
-            timer=self.name,
-            role=self._role,
-        )
+        self._claiming = True
+        try:
+            claimed = await self._store.claim(
+                shard,
+                wants,
+                worker=self.name,
+                number=self._number,
+                limit=limit,
+                suspects=self.running.suspects == 0,
+                timer=self.name,
+                role=self._role,
+            )
+        finally:
+            self._claiming = False
+            self.running.tell()
         self._outlooks[shard].note(claimed.look, sent_s)
         for lease in claimed.leases:
             self._start(lease, sent_s)
@@ -166,40 +180,50 @@ class Worker:
         turn = self._number % len(shards)
         return shards[turn:] + shards[:turn]
 
-    async def _pause(self, waiting: Coroutine[Any, Any, Any]) -> None:
-        """
-        Wait for something that `nudge` may cut short.
-        """
-        task = self._waiting = asyncio.ensure_future(waiting)
-        try:
-            await asyncio.wait([task], timeout=self._block_s + 1)
-        finally:
-            self._waiting = None
-            if not task.done():
-                task.cancel()
-        if task.done() and not task.cancelled() and (error := task.exception()):
-            raise error
+    async def _wait_for_change(self) -> None:
+        change = self.running.changed()
+        await asyncio.wait([change], timeout=self._block_s + 1)
+        change.cancel()
 
-    def nudge(self) -> None:
+    async def _wait_for_work(self, topics: tuple[str, ...]) -> None:
         """
-        Look for work now.
+        Wait until there may be work for *topics*, or a slot for others, or for a while.
         """
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.cancel()
+        if not topics:
+            await self._wait_for_change()
+            return
+        if self._bell is not None and self._bell_topics != topics:
+            # It may have taken a token already, so look once more before listening for these topics.
+            self._hush()
+            return
+        room = self.running.room()
+        if self._bell is None:
+            self._bell = asyncio.get_running_loop().create_task(self._store.wait(topics, self._block_s))
+            self._bell_topics = topics
+        bell = self._bell
+        # A slot that is freed does not end the listening: it would cost a connection each time.
+        await asyncio.wait([bell, room], timeout=self._block_s + 1, return_when=asyncio.FIRST_COMPLETED)
+        if bell.done():
+            self._bell = None
+            if not bell.cancelled():
+                bell.result()
+
+    def _hush(self) -> None:
+        bell, self._bell = self._bell, None
+        if bell is not None and not bell.cancel() and not bell.cancelled():
+            bell.exception()  # asked for, so that nobody reports it as forgotten
 
     # -- running ------------------------------------------------------------------------------------------
 
     def _start(self, lease: Lease, sent_s: float) -> None:
         handler = self._handlers.get(lease.key.topic)
-        if handler is None:
-            # Removed between the claim and now: somebody else may have it.
+        if handler is None or self._stopping:
+            # Removed, or told to stop, between the claim and now: somebody else may have it.
             self._spawn(self._give_back(lease))
             return
         run = Run(lease, handler, sent_s)
         self.running.begin(run)
-        task = self._spawn(self._run(run))
-        if handler.run_in == "loop":
-            run.interrupt = task.cancel
+        run.task = self._spawn(self._run(run))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -214,10 +238,17 @@ class Worker:
             log.warning("could not release %s: %s", lease.key, error)
 
     async def _run(self, run: Run) -> None:
-        lease, handler = run.lease, run.handler
+        lease = run.lease
+        envelope = _NO_ENVELOPE
+        answer: object
         try:
-            envelope = decode_envelope(lease.envelope)
-            answer = await self._call(run, envelope)
+            try:
+                if lease.envelope:
+                    envelope = decode_envelope(lease.envelope)
+                # Stopped before it began, it does not begin.
+                answer = await self._call(run, envelope) if not run.stopped else None
+            except Unreadable as error:
+                answer = Raised(error)
             run.interrupt = None
             if run.stopped == "lost":
                 self._lose(run)
@@ -227,46 +258,47 @@ class Worker:
                 return
             outcome = self._decide(run, envelope, answer)
             self.running.free_slot(run)
-            await self._save(run, outcome)
-            self._tell_hooks(run, answer, outcome)
-        except asyncio.CancelledError:
-            # Cancelled from outside the worker, for instance with the loop: the lease runs out by itself.
-            if not run.stopped:
-                raise
+            if await self._save(run, outcome):
+                self._tell_hooks(run, answer, outcome)
+        except Exception:
+            # A fault of ours, not of the handler: the lease runs out, and the crash that is counted bounds it.
+            log.exception("run of %s ended without an outcome", lease.key)
         finally:
-            suspect = lease.crashes > 0
             self.running.end(run)
             self.finished += 1
-            if suspect:
-                self.nudge()
-            del handler
 
     async def _call(self, run: Run, envelope: Envelope) -> object:
         """
         Call the handler; the answer is what it returned, or `Raised`.
+
+        Raises:
+            Unreadable: Its payload is not what the handler takes.
         """
         lease, handler = run.lease, run.handler
         run.started_s = time.monotonic()
-        run.deadline_s = run.started_s + lease.ttr_ms / 1000
         context = envelope.context or {}
-        try:
-            args, kwargs = handler.bind(lease.payload)
-        except Unreadable as error:
-            return Raised(error)
+        args, kwargs = handler.bind(lease.payload)
+        run.deadline_s = run.started_s + lease.ttr_ms / 1000
         if handler.run_in == "loop":
             run.job = job = CurrentJob(lease, context, run.deadline_s, lambda value: self._progress(lease, value))
             CURRENT.set(job)
-            if self._hooks.start:
-                await self._hooks.tell("start", job)
+            task = run.task
+            assert task is not None
+            run.interrupt = task.cancel
             try:
+                if self._hooks.start:
+                    await self._hooks.tell("start", job)
                 return await handler.fn(*args, **kwargs)
-            except asyncio.CancelledError:
-                if not run.stopped:
-                    raise
-                # The loop counts the request as served: what follows may await again.
-                if (task := asyncio.current_task()) is not None:
+            except asyncio.CancelledError as error:
+                if run.stopped:
+                    # The loop counts the request as served: what follows may await again.
                     task.uncancel()
-                return Raised(_time_over(lease))
+                    return Raised(_time_over(lease))
+                if task.cancelling():
+                    # Cancelled from outside the worker, for instance with the loop: the lease runs out by itself.
+                    raise
+                # Something that the handler awaited was cancelled: a failure like any other.
+                return Raised(error)
             except Exception as error:  # noqa: BLE001  # a handler may raise anything
                 return Raised(error)
         report = self._report_from_thread(lease)
@@ -283,31 +315,52 @@ class Worker:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[object] = loop.create_future()
 
+        alarm: asyncio.TimerHandle | None = None
+        worn = False
+
         def settle(answer: object) -> None:
             if not future.done():
                 future.set_result(answer)
+            elif alarm is not None:
+                # Written off, and stopped all the same: in time, or later than it should have.
+                alarm.cancel()
+                self._worn -= worn
 
         def done(answer: object, error: BaseException | None) -> None:
             # The loop may be gone when a thread that was written off comes back.
-            if not loop.is_closed():
+            with suppress(RuntimeError):
                 loop.call_soon_threadsafe(settle, answer if error is None else Raised(error))
+
+        def wear() -> None:
+            nonlocal worn
+            worn = True
+            self._worn += 1
+            self.running.tell_all()
 
         def interrupt() -> None:
             # A thread cannot be stopped, only told: its slot is written off.
+            nonlocal alarm
             if not future.done():
-                self._worn += 1
-                settle(Raised(_time_over(run.lease)))
+                future.set_result(Raised(_time_over(run.lease)))
+                alarm = loop.call_later(WORN_S, wear)
 
         run.interrupt = interrupt
         self._threads.submit(fn, done)
         return await future
 
     async def _call_in_child(self, run: Run, context: dict[str, Any], report: Callable[[object], None]) -> object:
-        child = await asyncio.to_thread(self._children.take, run.handler)
+        # Time to run counts from when the function starts, not from when its process does.
+        run.deadline_s = math.inf
+        try:
+            child = await asyncio.to_thread(self._children.take, run.handler)
+        except (OSError, ChildCrashed) as error:
+            return Raised(error)
+        if run.stopped:
+            self._children.give_back(run.handler, child)
+            return Raised(_time_over(run.lease))
         call = call_of(run.lease, context)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[object] = loop.create_future()
-        # Time to run counts from when the function starts, not from when its process does.
         run.deadline_s = time.monotonic() + run.lease.ttr_ms / 1000
 
         def settle(answer: object) -> None:
@@ -315,7 +368,7 @@ class Worker:
                 future.set_result(answer)
 
         def done(answer: object, error: BaseException | None) -> None:
-            if not loop.is_closed():
+            with suppress(RuntimeError):
                 loop.call_soon_threadsafe(settle, answer if error is None else Raised(error))
 
         run.interrupt = child.kill
@@ -366,9 +419,9 @@ class Worker:
             return RetryLater(outcome.delay_ms, error.document, error.signature, counted=True)
         return Buried(error.document, error.signature)
 
-    async def _save(self, run: Run, outcome: Outcome | None) -> None:
+    async def _save(self, run: Run, outcome: Outcome | None) -> bool:
         """
-        Store an outcome, however long the store is away; None releases the job.
+        Store an outcome, however long the store is away; None releases the job.  False if it does not count.
         """
         pause_s = 0.05
         while True:
@@ -376,14 +429,14 @@ class Worker:
                 await self._save_once(run, outcome)
             except (LeaseLost, JobNotFound):
                 self._lose(run)
-                return
+                return False
             except DulyError as error:
                 # Refused, unreachable or unknown: the same call again is safe, and the lease decides who is right.
                 log.warning("outcome of %s not stored yet: %s", run.lease.key, error)
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 continue
-            return
+            return True
 
     async def _save_once(self, run: Run, outcome: Outcome | None) -> None:
         lease, store = run.lease, self._store
@@ -439,29 +492,39 @@ class Worker:
         """
         Stop claiming, let running jobs finish within the grace, and give back the rest.
         """
-        self._stopping = True
-        self.nudge()
+        self._stop_claiming()
         deadline_s = time.monotonic() + self._grace_s
-        while self.running.runs and (left_s := deadline_s - time.monotonic()) > 0:
-            try:
-                async with asyncio.timeout(left_s):
-                    await self.running.changed()
-            except TimeoutError:
+        while self.running.runs or self._claiming:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
                 break
+            await asyncio.wait([self.running.changed()], timeout=left_s)
         await self.give_back_all()
 
     async def give_back_all(self) -> None:
         """
         Release whatever still runs, uncounted.
         """
+        self._stop_claiming()
+        try:
+            for run in list(self.running.runs.values()):
+                if run.slot_held:
+                    run.stop("drain")
+            deadline_s = time.monotonic() + SETTLE_S
+            # A claim under way brings jobs that must be given back, too.
+            while self._tasks or self._claiming:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    break
+                waiting = [*self._tasks, self.running.changed()]
+                await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._children.close()
+
+    def _stop_claiming(self) -> None:
         self._stopping = True
-        for run in list(self.running.runs.values()):
-            if run.slot_held:
-                run.stop("drain")
-        self._grace_s = 0
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=5)
-        self._children.close()
+        self._hush()
+        self.running.tell_all()
 
     def about(self) -> bytes:
         """

@@ -6,7 +6,7 @@
 --
 -- Each topic named in a call brings five keys, in the order of its lanes: normal, high, low, suspect, then wake.
 
-local WAKE, GROUP, WAKE_TOKENS = 4, 'duly', 16
+local WAKE, READERS, WAKE_TOKENS = 4, 'duly', 16
 local first_key = {}
 
 local puts, put_bodies, dropped_bodies, put_outcomes, dropped_outcomes, dropped_progress = {}, {}, {}, {}, {}, {}
@@ -175,12 +175,13 @@ local function commit(now_ms, nonce, worker)
   if #undead > 0 then redis.call('ZREM', dead, unpack(undead)) end
   for key, ids in pairs(dropped_entries) do
     -- XACK of a group that is not there answers 0, so a flushed stream needs no special case.
-    redis.call('XACK', key, GROUP, unpack(ids))
+    redis.call('XACK', key, READERS, unpack(ids))
     redis.call('XDEL', key, unpack(ids))
   end
   if #dropped_bodies > 0 then redis.call('HDEL', bodies, unpack(dropped_bodies)) end
   if #dropped_outcomes > 0 then redis.call('HDEL', outcomes, unpack(dropped_outcomes)) end
-  if #dropped_progress > 0 then redis.call('HDEL', progress, unpack(dropped_progress)) end
+  -- Hardly anybody reports progress: one question instead of a name for each job.
+  if #dropped_progress > 0 and redis.call('EXISTS', progress) == 1 then redis.call('HDEL', progress, unpack(dropped_progress)) end
 
   for topic, of_topic in pairs(counts) do
     for state = SCHEDULED, CANCELLED do

@@ -37,12 +37,17 @@ local function for_each_due(now_ms, limit, keep_ms, each)
   return unnamed
 end
 
+-- The record of a due job as the beginning of a run: its first if there was none.
+local function start_of(record, due_ms)
+  local mark, attempts, crashes, verb, marks = decode(START, record)
+  if mark % 128 >= 64 then return mark, attempts, crashes, verb, marks, cut(record, ENDED_AT) end
+  return mark + 64, 0, 0, 0, 0, NOT_ENDED .. NOT_CLAIMED .. encode(NUMBER, due_ms) .. cut(record, 2)
+end
+
 local function promote(member, topic, record, due_ms, number)
-  local mark, revision, request, at, _, attempts, crashes, _, token, nonce, verb, marks, started, ended, late, worker,
-    body_at = open(record)
+  local mark, attempts, crashes, verb, marks, rest = start_of(record, due_ms)
   line_up(member, topic, crashes > 0 and SUSPECT or floor(mark / 8) % 4, number)
-  keep('promoted', member, reseal(record, mark + READY, revision, request, at, due_ms, attempts, crashes, number, token,
-    nonce, verb, marks, started, ended, late, worker, body_at))
+  keep('promoted', member, encode(START, mark + READY, attempts, crashes, verb, marks, number) .. rest)
   count(topic, SCHEDULED, -1)
   count(topic, READY, 1)
 end

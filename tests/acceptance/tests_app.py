@@ -1,0 +1,70 @@
+"""
+The app that workers of acceptance tests run: every handler writes to a ledger outside the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+from duly import Duly, Fixed, current_job
+
+app = Duly()
+
+
+def note(word: str) -> str:
+    """
+    Append one line to the ledger in a single write, so that lines of several processes never mix.
+    """
+    job = current_job()
+    due_ms = round(job.due_at.timestamp() * 1000)
+    at_ms = time.time_ns() // 1_000_000
+    line = f"{word} {job.topic} {job.id} {job.revision} {job.attempt} {job.token} {due_ms} {at_ms} {os.getpid()}\n"
+    ledger = os.open(os.environ["LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(ledger, line.encode())
+    os.close(ledger)
+    return job.token
+
+
+async def _run(version: int, ms: float) -> dict:
+    token = note("started")
+    await asyncio.sleep(ms / 1000)
+    note("finished")
+    return {"version": version, "token": token}
+
+
+@app.handler("loop", backoff=Fixed(0.05))
+async def loop(version: int = 0, ms: float = 0, fail: int = 0) -> dict:
+    if current_job().attempt <= fail:
+        note("failed")
+        raise RuntimeError(f"attempt {current_job().attempt} of {fail} that fail")
+    return await _run(version, ms)
+
+
+@app.handler("thread", backoff=Fixed(0.05))
+def thread(version: int = 0, ms: float = 0, fail: int = 0) -> dict:
+    if current_job().attempt <= fail:
+        note("failed")
+        raise RuntimeError(f"attempt {current_job().attempt} of {fail} that fail")
+    token = note("started")
+    time.sleep(ms / 1000)
+    note("finished")
+    return {"version": version, "token": token}
+
+
+@app.handler("process", backoff=Fixed(0.05), run_in="process", concurrency=2)
+def process(version: int = 0, ms: float = 0, fail: int = 0) -> dict:
+    return thread(version, ms, fail)
+
+
+@app.handler("innocent")
+async def innocent(ms: float = 0) -> dict:
+    return await _run(0, ms)
+
+
+@app.handler("poison")
+async def poison(ms: float = 0) -> None:
+    note("started")
+    await asyncio.sleep(ms / 1000)
+    os._exit(1)

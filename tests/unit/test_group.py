@@ -1,0 +1,183 @@
+"""
+Group commit: what piles up while one call is under way leaves together in the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duly.group import MAX_BYTES, MAX_JOBS, Group, chunks
+
+
+class Wire:
+    """
+    A call that a test holds open, and lets go when it wants.
+    """
+
+    def __init__(self, fails=()):
+        self.batches = []
+        self.gate = asyncio.Event()
+        self.fails = set(fails)
+
+    async def send(self, batch):
+        self.batches.append(batch)
+        await self.gate.wait()
+        if len(self.batches) in self.fails:
+            raise OSError("wire cut")
+        return [item.upper() for item in batch]
+
+
+def group(wire, **options):
+    return Group(wire.send, key=options.pop("key", str), size=options.pop("size", len), **options)
+
+
+async def settle():
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_what_piles_up_behind_a_call_leaves_together_in_the_next():
+    wire = Wire()
+    callers = group(wire)
+    first = callers.add("a")
+    await settle()
+    rest = [callers.add(item) for item in "bcd"]
+    await settle()
+    assert [["a"]] == wire.batches
+    wire.gate.set()
+    assert ["A", "B", "C", "D"] == await asyncio.gather(first, *rest)
+    assert [["a"], ["b", "c", "d"]] == wire.batches
+
+
+async def test_callers_of_one_moment_share_the_first_call():
+    wire = Wire()
+    wire.gate.set()
+    callers = group(wire)
+    assert ["A", "B"] == await asyncio.gather(callers.add("a"), callers.add("b"))
+    assert [["a", "b"]] == wire.batches
+
+
+async def test_two_items_of_one_key_never_share_a_call_and_keep_their_order():
+    wire = Wire()
+    wire.gate.set()
+    callers = group(wire, key=lambda item: item[0])
+    items = ["a1", "b1", "a2", "b2", "a3"]
+    await asyncio.gather(*(callers.add(item) for item in items))
+    assert [["a1", "b1"], ["a2", "b2"], ["a3"]] == wire.batches
+
+
+async def test_a_call_holds_no_more_jobs_than_the_limit():
+    wire = Wire()
+    wire.gate.set()
+    callers = group(wire, max_jobs=3)
+    await asyncio.gather(*(callers.add(str(item)) for item in range(8)))
+    assert [3, 3, 2] == [len(batch) for batch in wire.batches]
+
+
+async def test_a_call_holds_no_more_bytes_than_the_limit_but_at_least_one_job():
+    wire = Wire()
+    wire.gate.set()
+    callers = group(wire, size=lambda item: {"l": MAX_BYTES + 5, "m": MAX_BYTES // 2, "s": 1}[item[0]])
+    await asyncio.gather(*(callers.add(item) for item in ["s1", "l1", "s2", "m1", "m2", "s3", "l2", "l3"]))
+    assert [["s1"], ["l1"], ["s2", "m1"], ["m2", "s3"], ["l2"], ["l3"]] == wire.batches
+
+
+async def test_a_failed_call_is_told_to_each_of_its_callers_and_to_nobody_else():
+    wire = Wire(fails=[1])
+    callers = group(wire)
+    first = [callers.add(item) for item in "ab"]
+    await settle()
+    second = callers.add("c")
+    wire.gate.set()
+    told = await asyncio.gather(*first, second, return_exceptions=True)
+    assert [OSError, OSError, str] == [type(answer) for answer in told]
+
+
+async def test_a_caller_that_leaves_before_the_call_is_not_sent():
+    wire = Wire()
+    callers = group(wire)
+    callers.add("a")
+    await settle()
+    gone, stays = callers.add("gone"), callers.add("stays")
+    gone.cancel()
+    wire.gate.set()
+    assert "STAYS" == await stays
+    assert [["a"], ["stays"]] == wire.batches
+
+
+async def test_a_caller_that_leaves_during_the_call_disturbs_nobody():
+    wire = Wire()
+    callers = group(wire)
+    gone, stays = callers.add("gone"), callers.add("stays")
+    await settle()
+    gone.cancel()
+    wire.gate.set()
+    assert "STAYS" == await stays
+
+
+async def test_callers_that_all_leave_cause_no_call():
+    wire = Wire()
+    callers = group(wire)
+    for future in [callers.add("a"), callers.add("b")]:
+        future.cancel()
+    await settle()
+    assert [] == wire.batches
+    wire.gate.set()
+    assert "C" == await callers.add("c")
+
+
+async def test_drain_returns_when_everything_was_answered():
+    wire = Wire()
+    callers = group(wire)
+    await callers.drain()
+    futures = [callers.add(item) for item in "ab"]
+    drained = asyncio.create_task(callers.drain())
+    await settle()
+    assert not drained.done()
+    wire.gate.set()
+    await drained
+    assert [True, True] == [future.done() for future in futures]
+
+
+async def test_a_wrong_number_of_answers_is_an_error_not_a_mix_up():
+    async def send(batch):
+        return batch[:1]
+
+    callers = Group(send, key=str, size=len)
+    told = await asyncio.gather(*(callers.add(item) for item in "ab"), return_exceptions=True)
+    assert [ValueError, ValueError] == [type(answer) for answer in told]
+
+
+async def test_when_the_loop_is_shut_down_nobody_waits_for_ever():
+    wire = Wire()
+    callers = group(wire)
+    under_way = callers.add("a")
+    await settle()
+    waiting = callers.add("b")
+    callers._sender.cancel()
+    told = await asyncio.gather(under_way, waiting, return_exceptions=True)
+    assert [asyncio.CancelledError] * 2 == [type(answer) for answer in told]
+
+
+items = st.lists(st.tuples(st.integers(0, 5), st.integers(0, MAX_BYTES)), max_size=40)
+
+
+@given(items)
+def test_chunks_keep_the_order_and_every_limit(wanted):
+    batches = chunks(wanted, key=lambda item: item[0], size=lambda item: item[1])
+    assert wanted == [item for batch in batches for item in batch]
+    for batch in batches:
+        assert batch
+        assert len(batch) <= MAX_JOBS
+        assert len({item[0] for item in batch}) == len(batch)
+        assert len(batch) == 1 or sum(item[1] for item in batch) <= MAX_BYTES
+
+
+def test_chunks_are_as_full_as_they_may_be():
+    assert [MAX_JOBS, MAX_JOBS, 1] == [
+        len(batch) for batch in chunks(range(2 * MAX_JOBS + 1), key=int, size=lambda _: 1)
+    ]
+    assert [] == chunks([], key=int, size=lambda _: 1)

@@ -1,0 +1,197 @@
+"""
+The header of a script is its signature: it must say everything that the body uses, and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+import pytest
+
+from duly.keys import FIXED
+from duly.scripts import NAMES, _header, load
+
+HERE = files("duly.scripts")
+PARTS = sorted(part.name.removesuffix(".lua") for part in (HERE / "lib").iterdir() if part.name.endswith(".lua"))
+
+#: Scripts that bring work in; at the memory limit they are refused, and all others are not.
+BRING_IN = {"create", "enqueue", "requeue", "reschedule"}
+READ_ONLY = {"get"}
+
+KEYWORDS = set(
+    "and break do else elseif end false for function if in local nil not or repeat return then true until while".split()
+)
+GIVEN = set(
+    "KEYS ARGV redis string table math struct bit cjson error ipairs pairs tonumber tostring type unpack pcall next".split()
+)
+
+_STRINGS = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"")
+_COMMENTS = re.compile(r"--[^\n]*|^#![^\n]*", re.MULTILINE)
+_TOKENS = re.compile(r"[A-Za-z_]\w*|\d+(?:\.\d+)?|\.\.\.?|[=~<>]=|\S")
+
+
+def text_of(name: str) -> str:
+    return (HERE / f"{name}.lua").read_text("utf-8")
+
+
+def part_of(name: str) -> str:
+    return (HERE / "lib" / f"{name}.lua").read_text("utf-8")
+
+
+def tokens_of(lua: str) -> list[str]:
+    """
+    The words of some Lua, without what stands in strings and comments.
+    """
+    return _TOKENS.findall(_COMMENTS.sub("", _STRINGS.sub(" '' ", lua)))
+
+
+def names_used(lua: str) -> set[str]:
+    """
+    Names that stand for a variable: neither fields nor keys of a table.
+    """
+    tokens = tokens_of(lua)
+    used = set()
+    for at, token in enumerate(tokens):
+        before, after = tokens[at - 1] if at else "", tokens[at + 1] if at + 1 < len(tokens) else ""
+        is_field = before in (".", ":")
+        is_key = after == "=" and before in ("{", ",") and _in_table(tokens, at)
+        if re.match(r"[A-Za-z_]", token) and token not in KEYWORDS and not is_field and not is_key:
+            used.add(token)
+    return used
+
+
+def _in_table(tokens: list[str], at: int) -> bool:
+    depth = 0
+    for token in reversed(tokens[:at]):
+        if token in ("}", ")"):
+            depth += 1
+        elif token in ("{", "("):
+            depth -= 1
+            if depth < 0:
+                return token == "{"
+        elif token in KEYWORDS and not depth and token not in ("and", "or", "not", "nil", "true", "false"):
+            return False
+    return False
+
+
+def names_defined(lua: str) -> set[str]:
+    """
+    Names that are declared somewhere: locals, functions, parameters and loop variables.
+    """
+    bare = _COMMENTS.sub("", _STRINGS.sub("''", lua))
+    defined: set[str] = set()
+    for names in re.findall(r"\blocal\s+(?!function)([\w\s,]+?)(?:=|\n|$)", bare):
+        defined.update(re.findall(r"\w+", names))
+    for name, parameters in re.findall(r"\bfunction\s+(\w*)\s*\(([^)]*)\)", bare):
+        defined.add(name)
+        defined.update(re.findall(r"\w+", parameters))
+    for parameters in re.findall(r"\bfunction\s*\(([^)]*)\)", bare):
+        defined.update(re.findall(r"\w+", parameters))
+    for names in re.findall(r"\bfor\s+([\w\s,]+?)\s*(?:=|\bin\b)", bare):
+        defined.update(re.findall(r"\w+", names))
+    return defined
+
+
+def top_level(lua: str) -> set[str]:
+    """
+    What a part of the library offers to those behind it.
+    """
+    bare = _COMMENTS.sub("", _STRINGS.sub("''", lua))
+    offered = set(re.findall(r"^local function (\w+)", bare, re.MULTILINE))
+    for names in re.findall(r"^local (?!function)([\w\s,]+?)(?:=|\n|$)", bare, re.MULTILINE):
+        offered.update(re.findall(r"\w+", names))
+    return offered
+
+
+def uses_of(name: str) -> list[str]:
+    return " ".join(_header(text_of(name)).get("uses", [])).split()
+
+
+def test_every_file_is_named_and_every_name_has_a_file():
+    found = [file.name.removesuffix(".lua") for file in HERE.iterdir() if file.name.endswith(".lua")]
+    assert sorted(NAMES) == sorted(found)
+    assert len(NAMES) == len(set(NAMES))
+
+
+def test_every_part_of_the_library_is_used():
+    assert set(PARTS) == {part for name in NAMES for part in uses_of(name)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_header_says_what_moves_which_keys_what_returns_and_what_it_costs(name):
+    text = text_of(name)
+    assert {"moves", "KEYS", "returns", "cost"} <= _header(text).keys() <= {
+        "moves",
+        "uses",
+        "KEYS",
+        "ARGV",
+        "returns",
+        "cost",
+    }
+    assert re.match(rf"#!lua[^\n]*\n-- {name}: \S.*[.;]\n--\n-- moves ", text), "first a sentence that begins with its name"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_header_names_every_key_and_argument_that_the_body_uses(name):
+    script = load(name)
+    assert [] == re.findall(r"(?:KEYS|ARGV)\[\d+\]", text_of(name)), "keys and arguments have names"
+    declared = {word[:-3] + "_at" if word.endswith("...") else word for word in script.keys + script.args}
+    everything = "\n".join([*map(part_of, uses_of(name)), text_of(name)])
+    undeclared = names_used(everything) - names_defined(everything) - declared - GIVEN
+    # Parts of the library may speak of keys that a script without them never comes to.
+    assert undeclared <= {key for key in FIXED if key not in names_used(text_of(name))} | {"lanes_at"}, undeclared
+    assert set() == declared - names_used(everything), "declared and not used"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_the_last_key_and_the_last_argument_may_be_many(name):
+    script = load(name)
+    for words in (script.keys, script.args):
+        assert not any(word.endswith("...") for word in words[:-1])
+        assert len(words) == len(set(words))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keys_are_called_and_typed_as_in_the_list_of_keys(name):
+    for line in _header(text_of(name))["KEYS"]:
+        key, kind = line.split()[:2]
+        if key not in ("lanes...", "stream"):
+            assert FIXED[key].split()[0] == kind, line
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parts_of_the_library_exist_and_stand_behind_what_they_need(name):
+    uses = uses_of(name)
+    assert set(uses) <= set(PARTS)
+    offered = {part: top_level(part_of(part)) for part in PARTS}
+    for at, part in enumerate([*uses, name]):
+        lua = part_of(part) if at < len(uses) else text_of(name)
+        needed = names_used(lua) - names_defined(lua) - set(FIXED) - set(load(name).keys + load(name).args)
+        for other in PARTS:
+            if other not in uses[:at] and other != part:
+                missing = needed & (offered[other] - set().union(*(offered[before] for before in uses[:at])))
+                assert set() == missing, f"{part} needs {missing} of {other} in front of it"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_finishing_goes_on_at_the_memory_limit_and_new_work_is_refused(name):
+    flags = text_of(name).split("\n", 1)[0]
+    if name in READ_ONLY:
+        assert "#!lua flags=no-writes" == flags
+    elif name in BRING_IN:
+        assert "#!lua" == flags
+    else:
+        assert "#!lua flags=allow-oom" == flags
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_script_stays_within_what_lua_allows(name):
+    source = load(name).source
+    assert source.count("\nlocal ") < 190, "Lua allows 200 locals"
+    assert "\n--" not in source, "comments are for readers of the files"
+
+
+def test_a_script_is_known_by_its_content():
+    assert len(NAMES) == len({load(name).sha for name in NAMES})
+    assert load("ack") is load("ack")
