@@ -23,6 +23,7 @@ from duly import Duly
 from duly.events import Verb
 from duly.feed import Feed
 from duly.job import JobKey, JobState
+from duly.namespace import inspect
 from tests.servers import Server, binary
 
 if TYPE_CHECKING:
@@ -85,7 +86,11 @@ class Ledger:
         return [line for line in lines if line.word == word] if word else lines
 
     async def wait_for(self, word: str, count: int = 1, *, within_s: float = 20) -> list[Line]:
-        await until(lambda: len(self.read(word)) >= count, within_s, f"{count} times {word!r} in the ledger")
+        what = f"{count} times {word!r} in the ledger"
+        try:
+            await until(lambda: len(self.read(word)) >= count, within_s, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}, but {len(self.read(word))}") from None
         return self.read(word)
 
 
@@ -173,6 +178,14 @@ class Rig:
             await rig.close()
             raise
         return rig
+
+    async def age(self, s: int = 3) -> None:
+        """
+        Let the server become old enough for crashes to count: right after its start none do.
+        """
+        store = await self.app.store()
+        while (await inspect(store.link)).uptime_s < s:
+            await asyncio.sleep(0.1)
 
     def start_worker(self, *flags: str, url: str = "", **settings: str) -> WorkerProcess:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("DULY_")}

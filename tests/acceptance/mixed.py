@@ -50,7 +50,7 @@ class Mixed:
         chance = self.chance
         kind = chance.choice(["immediate", "immediate", "delayed", "delayed", "retrying", "cancelled", "replaced"])
         key = JobKey(chance.choice(self.topics), id_)
-        payload = {"version": 1, "ms": chance.choice([0, 5, 30])}
+        payload = {"version": 1, "ms": chance.choice([0, 10, 200])}
         delay = chance.uniform(0, self.spread_s) if kind != "immediate" else 0
         if kind == "retrying":
             payload["fail"] = chance.randint(1, 3)

@@ -9,40 +9,41 @@ import signal
 import time
 
 from duly.job import JobKey, JobState
-from tests.acceptance.harness import seeded
+from tests.acceptance.harness import result_of, seeded, until
 from tests.acceptance.mixed import SUCCEEDED, Mixed
 
 
 async def test_random_kills_of_workers_lose_nothing_and_complete_each_job_once(start_rig, size):
     rig, chance = await start_rig(), seeded()
+    await rig.age()
     await rig.start_workers(3)
-    mixed = Mixed(rig.app, chance, spread_s=4.0 * (size / 500) ** 0.5, topics="loop loop loop thread")
+    mixed = Mixed(rig.app, chance, spread_s=4.0 * (size / 500) ** 0.5, topics="loop loop loop thread process")
     sending = asyncio.create_task(mixed.send(size))
     kills = 0
     while not sending.done():
-        await asyncio.sleep(chance.uniform(0.1, 0.6))
-        chance.choice(rig.live_workers).kill()
-        kills += 1
-        rig.start_worker()
+        await asyncio.sleep(chance.uniform(0.1, 0.5))
+        # Those that work already: a process that is still importing holds nothing.
+        working = [worker for worker in rig.live_workers if "working on" in worker.said()]
+        if working:
+            chance.choice(working).kill()
+            kills += 1
+            rig.start_worker()
     await sending
-    await rig.all_ended(within_s=60 * size / 500)
+    await rig.all_ended(within_s=80 * size / 500)
 
     mixed.check(await rig.check_each_ended_once(mixed.expected))
-    started = rig.ledger.read("started")
-    print(f"{kills} kills, {len(started)} starts of {size} jobs")
-    # The first run of what was sent is never before the due time that the sender was told.
-    for line in started:
-        assert line.at_ms >= line.due_ms
-    crashed = {event.id for event in await rig.events() if event.reason == "crashed"}
-    assert crashed, "no kill met a running job: the test showed nothing"
+    crashes = sum(event.reason == "crashed" for event in await rig.events())
+    print(f"{kills} kills, {crashes} crashes of {size} jobs")
+    assert crashes, "no kill met a running job: the test showed nothing"
 
 
 async def test_a_worker_frozen_past_its_lease_cannot_finish_late(start_rig):
     rig = await start_rig()
+    await rig.age()
     [frozen] = await rig.start_workers(1)
-    for number in range(20):
-        await rig.app.enqueue("loop", {"ms": 600}, id=f"j{number}")
-        await rig.app.enqueue("thread", {"ms": 600}, id=f"j{number}")
+    for number in range(8):
+        await rig.app.enqueue("loop", {"ms": 400}, id=f"j{number}")
+        await rig.app.enqueue("thread", {"ms": 400}, id=f"j{number}")
     await rig.ledger.wait_for("started", 16)
     frozen.send(signal.SIGSTOP)
     held = rig.ledger.read("started")
@@ -50,16 +51,16 @@ async def test_a_worker_frozen_past_its_lease_cannot_finish_late(start_rig):
     await rig.all_ended(within_s=60)
     frozen.send(signal.SIGCONT)
     # Whatever it still finishes has a token of old.
-    await asyncio.sleep(1.5)
+    await until(lambda: "lost the lease on" in frozen.said(), 10, "the thawed worker is told")
+    await rig.ledger.wait_for("finished", 16 + 8)  # its threads cannot be stopped: they finish, too late
 
-    expected = {JobKey(topic, f"j{number}"): SUCCEEDED for topic in ("loop", "thread") for number in range(20)}
+    expected = {JobKey(topic, f"j{number}"): SUCCEEDED for topic in ("loop", "thread") for number in range(8)}
     jobs = await rig.check_each_ended_once(expected)
-    old = {line.token for line in held}
-    winners = {job.outcome for job in jobs.values()}
-    assert not [outcome for outcome in winners if any(token.encode() in outcome for token in old)]
-    assert all(job.crashes == 1 for key, job in jobs.items() if (key.topic, key.id) in {(line.topic, line.id) for line in held})
+    for line in held:
+        job = jobs[JobKey(line.topic, line.id)]
+        assert line.token != result_of(job)["token"], "the late finish counted"
+        assert 1 == job.crashes
     assert frozen.alive, frozen.said()
-    assert "lost the lease on" in frozen.said()
 
 
 async def test_after_a_killed_timer_the_next_job_is_at_most_100_ms_late(start_rig):
@@ -71,9 +72,9 @@ async def test_after_a_killed_timer_the_next_job_is_at_most_100_ms_late(start_ri
         while leader not in {worker.pid for worker in rig.live_workers}:
             leader = await rig.leader_pid()
             await asyncio.sleep(0.02)
-        # Due in steps of 10 ms, from 200 ms on: all after the kill.
+        # Due in steps of 10 ms, all after the kill.
         handles = [
-            await rig.app.enqueue("loop", id=f"t{turn}-{step}", delay=0.6 + step / 100) for step in range(20)
+            await rig.app.enqueue("loop", {}, id=f"t{turn}-{step}", delay=0.6 + step / 100) for step in range(20)
         ]
         first_due_ms = min(handle.placed.due_ms for handle in handles)
         await asyncio.sleep(max(0, first_due_ms / 1000 - 0.02 - time.time()))
@@ -93,28 +94,28 @@ async def test_after_a_killed_timer_the_next_job_is_at_most_100_ms_late(start_ri
 
 async def test_one_poison_job_is_buried_and_its_99_innocent_neighbours_are_not(start_rig):
     rig = await start_rig(concurrency="100")
+    await rig.age()
     # All are there before any worker is, so that the first claims them together.
-    await rig.app.enqueue("poison", {"ms": 300}, id="poison")
+    await rig.app.enqueue("poison", {"ms": 100}, id="poison")
     for number in range(99):
-        await rig.app.enqueue("innocent", {"ms": 500}, id=f"i{number}")
+        await rig.app.enqueue("innocent", {"ms": 250}, id=f"i{number}")
     deadline = time.monotonic() + 100
-    await rig.start_workers(2)
+    await rig.start_workers(1)
     while True:
         # A supervisor starts anew what dies.
-        for _ in range(2 - len(rig.live_workers)):
+        for _ in range(3 - len(rig.live_workers)):
             rig.start_worker()
         counts = await rig.counts()
         if counts["dead"] + counts["succeeded"] == 100 or time.monotonic() > deadline:
             break
         await asyncio.sleep(0.05)
 
-    first = rig.ledger.read("started")[:100]
-    assert len({line.pid for line in first}) <= 2
+    assert 1 == len({line.pid for line in rig.ledger.read("started")[:100]}), "not claimed together"
     expected = {JobKey("innocent", f"i{number}"): SUCCEEDED for number in range(99)}
     jobs = await rig.check_each_ended_once(expected | {JobKey("poison", "poison"): {JobState.dead}})
     poison = jobs[JobKey("poison", "poison")]
     assert (3, 0) == (poison.crashes, poison.attempts)
     assert b'"crashed"' in poison.outcome
-    suffered = [job for job in jobs.values() if job.crashes]
-    print(f"{len(suffered) - 1} innocents crashed with the poison, at most {max(job.crashes for job in suffered)} times")
-    assert len(suffered) > 1, "the poison ran alone: the test showed nothing"
+    crashes = [job.crashes for key, job in jobs.items() if key.topic == "innocent" and job.crashes]
+    print(f"{len(crashes)} innocents crashed beside the poison, {max(crashes)} times at most")
+    assert crashes, "the poison ran alone: the test showed nothing"

@@ -12,7 +12,7 @@ from duly.job import JobKey, Order
 from duly.store import Want
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from duly.job import Lease, Placed
     from duly.store import Store
@@ -36,21 +36,31 @@ async def claim(
     return (await store.claim(0, wants, worker=worker, limit=limit, **options)).leases
 
 
-class RecordingLink(Link):
+class LossyLink(Link):
     """
-    A link that can send its last script call once more, as after a lost reply.
+    A link that loses replies when told to, and so sends calls again.
     """
+
+    lose = False  #: lose the first reply to each script call
+    between: Callable[[], None] | None = None  #: called between the two
+    last: tuple[str, Sequence[str], Sequence[Any]]  #: the last script call
+    lost: Any  #: the last reply that was lost
+    resend: tuple[str, Sequence[str], Sequence[Any]] | None = None  #: sent once more instead of the next call
 
     async def run(
         self, name: str, keys: Sequence[str], args: Sequence[Any], *, again: Sequence[Any] | None = None
     ) -> Any:
-        self.last = (name, keys, again or args)
-        self.answer = await super().run(name, keys, args, again=again)
-        return self.answer
-
-    async def replay(self) -> Any:
-        name, keys, args = self.last
-        return await super().run(name, keys, args)
+        if self.resend:
+            (sent, keys, again), self.resend = self.resend, None
+            assert sent == name
+        else:
+            self.last = (name, keys, again or args)
+            self.lost = await super().run(name, keys, args, again=again)
+            if not self.lose:
+                return self.lost
+        if self.between:
+            self.between()
+        return await super().run(name, keys, again or args)
 
 
 def key(id_: str, topic: str = "mail") -> JobKey:

@@ -67,7 +67,9 @@ class Model:
         return self.clock.now_ms
 
     def in_state(self, state: JobState, topic: str | None = None) -> list[Row]:
-        return [row for row in self.rows.values() if row.state is state and topic in (None, row.order.key.topic)]
+        return [
+            row for row in self.rows.values() if row.state is state and topic in (None, row.order.key.topic)
+        ]
 
     def grow(self, *numbers: int) -> None:
         """
@@ -165,7 +167,9 @@ class Model:
             row.crashes += counted
             if counted and row.crashes >= (row.order.max_crashes or MAX_CRASHES):
                 text = f"the worker was lost {row.crashes} times while it ran this job"
-                self.end(row, JobState.dead, b'{"type":"crashed","message":"%s"}' % text.encode(), verb="recover")
+                self.end(
+                    row, JobState.dead, b'{"type":"crashed","message":"%s"}' % text.encode(), verb="recover"
+                )
                 buried += 1
             elif counted:
                 row.state, row.due = JobState.scheduled, self.now + 1000 * 2 ** (row.crashes - 1)

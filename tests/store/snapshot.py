@@ -13,11 +13,12 @@ import redis
 from redis.exceptions import ResponseError
 
 from duly.job import JobKey, JobState, Lane
-from duly.keys import ShardKeys
 from duly.records import read
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from duly.keys import ShardKeys
 
 STATES = [state.name for state in JobState]
 MARK_BODY_DROPPED = 4
@@ -169,15 +170,21 @@ def check(shard: Snapshot) -> None:
         for number, member in stream.entries.items():
             job = shard.jobs.get(member)
             assert job is not None, f"entry {number} of {topic}:{lane.name} has no job {member}"
-            assert number == job.entry, f"{member} is entry {job.entry}, and {number} in {topic}:{lane.name} as well"
-            assert (Lane.suspect if job.crashes else job.lane) == lane, f"{member} waits in the wrong lane {lane.name}"
+            assert number == job.entry, (
+                f"{member} is entry {job.entry}, and {number} in {topic}:{lane.name} as well"
+            )
+            assert (Lane.suspect if job.crashes else job.lane) == lane, (
+                f"{member} waits in the wrong lane {lane.name}"
+            )
             if number in stream.pending:
                 held[member] += 1
             elif number > stream.delivered:
                 waiting[member] += 1
             else:
                 raise AssertionError(f"{member} will never be delivered: it was, and it is not pending")
-        assert stream.pending <= stream.entries.keys(), f"{topic}:{lane.name} has pending entries that are deleted"
+        assert stream.pending <= stream.entries.keys(), (
+            f"{topic}:{lane.name} has pending entries that are deleted"
+        )
     by_state = {state: {m for m, job in shard.jobs.items() if job.state is state} for state in JobState}
     assert by_state[JobState.scheduled] == shard.due.keys()
     assert dict.fromkeys(by_state[JobState.ready], 1) == dict(waiting)
@@ -195,7 +202,9 @@ def check_sizes(shard: Snapshot) -> None:
     Counters and byte totals are what the records add up to, and nothing is left behind beside a record.
     """
     counted = Counter(f"{JobKey.of(member).topic}:{job.state.name}" for member, job in shard.jobs.items())
-    told = {name: number for name, number in shard.topics.items() if name.partition(":")[2] in STATES and number}
+    told = {
+        name: number for name, number in shard.topics.items() if name.partition(":")[2] in STATES and number
+    }
     assert dict(counted) == told
     for index, field in ((shard.done, "done_bytes"), (shard.dead, "dead_bytes")):
         assert sum(map(shard.weight, index)) == int(shard.meta.get(field, "0")), field

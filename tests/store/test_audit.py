@@ -16,7 +16,7 @@ from tests.store.kit import claim, enqueue, key, order
 @pytest.fixture
 async def jobs(store, clock):
     """
-    A job in every state: s scheduled, t tried before, r ready, x running, p a suspect that waits, d done, k dead.
+    A job in every state: s scheduled, t tried before, r ready, p ready as suspect, x running, d done, k dead.
     """
     await enqueue(store, "d")
     await enqueue(store, "k")
@@ -79,7 +79,13 @@ async def test_a_wrong_entry_in_an_index_is_removed(jobs, raw, look, index, memb
 
 @pytest.mark.parametrize(
     ("index", "id_", "score"),
-    [("due", "s", 1_017_000), ("due", "t", 1_090_000), ("leases", "x", 1_017_000), ("done", "d", None), ("dead", "k", None)],
+    [
+        ("due", "s", 1_017_000),
+        ("due", "t", 1_090_000),
+        ("leases", "x", 1_017_000),
+        ("done", "d", None),
+        ("dead", "k", None),
+    ],
 )
 async def test_a_job_that_is_missing_from_its_index_is_put_back(jobs, raw, look, index, id_, score):
     raw.zrem(jobs.keys[0].fixed[index], f"mail/{id_}")
@@ -163,9 +169,7 @@ async def test_counters_are_left_alone_while_jobs_move(jobs, raw):
     fixed = jobs.keys[0].fixed
     began = raw.hget(fixed["meta"], "events")
     await enqueue(jobs, "new")
-    answer = await jobs.link.run(
-        "recount", [fixed["meta"], fixed["topics"]], [began, 0, 0, "mail:ready", 0]
-    )
+    answer = await jobs.link.run("recount", [fixed["meta"], fixed["topics"]], [began, 0, 0, "mail:ready", 0])
     assert None is answer
 
 

@@ -57,7 +57,9 @@ async def test_a_claim_of_a_topic_without_free_slots_takes_nothing_of_it(store):
     await enqueue(store, "1", "full")
     await enqueue(store, "1", "idle")
     wants = [Want("full", 0, 60_000), Want("idle", 1, 60_000)]
-    assert ["idle"] == [lease.key.topic for lease in (await store.claim(0, wants, worker="w", number=8)).leases]
+    assert ["idle"] == [
+        lease.key.topic for lease in (await store.claim(0, wants, worker="w", number=8)).leases
+    ]
 
 
 async def test_a_claim_that_wants_nothing_gets_nothing(store):
@@ -136,7 +138,9 @@ async def test_an_outdated_entry_is_dropped_when_met(store, raw, look):
 
 
 @pytest.mark.parametrize("member", ["mail/gone", "other/gone", "no slash at all"])
-async def test_an_id_without_a_job_at_the_head_of_due_does_not_block_the_line(store, raw, clock, look, member):
+async def test_an_id_without_a_job_at_the_head_of_due_does_not_block_the_line(
+    store, raw, clock, look, member
+):
     await enqueue(store, "a", delay_ms=100)
     raw.zadd(store.keys[0].fixed["due"], {member: 1})
     clock.advance(ms=100)
@@ -387,11 +391,14 @@ async def test_extend_answers_for_each_lease_in_order_however_many(store):
 async def test_a_name_of_a_worker_may_be_long_and_strange(store, views, feed):
     name = "host\twith\nparts/" + "é" * 300
     await enqueue(store, "a")
+    await store.beat(name, b"{}")
     [lease] = await claim(store, worker=name)
     assert name == (await views.get(key("a"))).worker
     await store.ack(lease)
     _, events = await feed.read(0, None)
-    assert ["enqueued", "claimed", "acked"] == [event.verb for event in events]
+    assert [("enqueued", ""), ("claimed", name), ("acked", "")] == [
+        (event.verb, event.worker) for event in events
+    ]
 
 
 # -- wake-ups ---------------------------------------------------------------------------------------------
@@ -402,7 +409,9 @@ async def ready_wait(store, *topics):
     A wait that has certainly begun.
     """
     waiting = asyncio.create_task(store.wait(topics or ("mail",), 5))
-    while not int((await store.link.call("INFO", "clients")).decode().partition("blocked_clients:")[2].split()[0]):
+    while not int(
+        (await store.link.call("INFO", "clients")).decode().partition("blocked_clients:")[2].split()[0]
+    ):
         await asyncio.sleep(0)
     return waiting
 
@@ -457,7 +466,9 @@ async def test_there_are_as_many_tokens_as_jobs_and_never_more_than_sixteen(stor
     assert 16 == look().wakes["mail"]
 
 
-async def test_a_claim_that_leaves_work_passes_a_token_on_and_one_that_empties_takes_them_away(store, raw, look):
+async def test_a_claim_that_leaves_work_passes_a_token_on_and_one_that_empties_takes_them_away(
+    store, raw, look
+):
     await store.enqueue_many([order(str(at)) for at in range(5)])
     raw.delete(store.keys[0].wake("mail"))
     await claim(store, limit=2)
@@ -475,7 +486,9 @@ async def test_a_claim_that_is_full_passes_on_the_token_of_a_topic_that_it_did_n
         raw.delete(store.keys[0].wake(topic))
     [lease] = await claim(store, "a", "b", limit=1)
     left = {"a", "b"} - {lease.key.topic}
-    assert dict.fromkeys(left, 1) == {topic: number for topic, number in look("a", "b").wakes.items() if number}
+    assert dict.fromkeys(left, 1) == {
+        topic: number for topic, number in look("a", "b").wakes.items() if number
+    }
 
 
 async def test_a_claim_that_may_take_no_suspect_does_not_wake_itself_for_ever(store, raw, clock, look):
@@ -559,7 +572,11 @@ async def test_what_runs_is_not_backlog_and_a_lifted_limit_is_gone(store):
 
 async def test_the_timer_stream_tells_of_a_new_earliest_due_time_and_of_nothing_else(store, raw):
     async def told(delay_ms):
-        before = raw.xinfo_stream(store.keys[0].fixed["timer"]) if raw.exists(store.keys[0].fixed["timer"]) else None
+        before = (
+            raw.xinfo_stream(store.keys[0].fixed["timer"])
+            if raw.exists(store.keys[0].fixed["timer"])
+            else None
+        )
         await enqueue(store, str(delay_ms), delay_ms=delay_ms)
         return before != raw.xinfo_stream(store.keys[0].fixed["timer"])
 

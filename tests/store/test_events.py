@@ -64,9 +64,16 @@ async def test_every_verb_tells_what_it_did_to_which_job(store, feed, clock):
     await store.prune(0)
     await store.pause("mail")
     await store.resume("mail")
-    story = "enqueued replaced rescheduled promoted claimed released claimed retried promoted claimed recovered promoted"
-    story += " claimed buried requeued claimed acked"
-    ends = [("enqueued", "b"), ("cancelled", "b"), ("pruned", "a"), ("pruned", "b"), ("paused", ""), ("resumed", "")]
+    story = "enqueued replaced rescheduled promoted claimed released claimed retried promoted claimed"
+    story += " recovered promoted claimed buried requeued claimed acked"
+    ends = [
+        ("enqueued", "b"),
+        ("cancelled", "b"),
+        ("pruned", "a"),
+        ("pruned", "b"),
+        ("paused", ""),
+        ("resumed", ""),
+    ]
     assert [(verb, "a") for verb in story.split()] + ends == await told(feed)
 
 
@@ -167,7 +174,9 @@ async def test_a_reason_with_line_breaks_does_not_hide_what_happened(store, feed
 async def test_many_jobs_of_one_call_are_rows_of_one_entry(store, feed, raw):
     await store.enqueue_many([order(str(at), delay_ms=at) for at in range(300)])
     events = await everything(feed)
-    assert [(1, at, str(at)) for at in range(300)] == [(event.counter, event.row, event.id) for event in events]
+    assert [(1, at, str(at)) for at in range(300)] == [
+        (event.counter, event.row, event.id) for event in events
+    ]
     assert 1 == raw.xlen(store.keys[0].fixed["events"])
 
 
@@ -180,11 +189,9 @@ async def test_every_verb_in_the_scripts_is_known_to_readers():
 
 
 def test_the_fields_of_an_event_are_the_contract():
-    fields = (
-        "shard epoch counter row at_ms verb topic id revision state priority attempt crashes due_ms lateness_ms "
-        "run_ms worker reason"
-    )
-    assert fields.split() == [name for name in Event.__struct_fields__]
+    fields = "shard epoch counter row at_ms verb topic id revision state priority attempt crashes"
+    fields += " due_ms lateness_ms run_ms worker reason"
+    assert fields.split() == list(Event.__struct_fields__)
 
 
 # -- counting ---------------------------------------------------------------------------------------------
@@ -279,9 +286,7 @@ async def test_the_bound_holds_for_bytes_too(link, namespace, clock, raw):
     for at in range(300):
         await enqueue(store, f"{at:0100}")
     assert 0.5 < await feed.fill(0) <= 1
-    stored = sum(
-        sum(map(len, fields)) for _, fields in raw.xrange(store.keys[0].fixed["events"])
-    )
+    stored = sum(sum(map(len, fields)) for _, fields in raw.xrange(store.keys[0].fixed["events"]))
     assert stored <= 20_000
 
 

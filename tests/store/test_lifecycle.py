@@ -52,7 +52,12 @@ async def test_a_retried_job_comes_back_after_its_delay_with_the_next_attempt(st
     [lease] = await claim(store)
     await store.retry(lease, 300, b'{"type":"Boom"}', "Boom")
     job = await views.get(key("a"))
-    assert (JobState.scheduled, 1_000_300, 1, b'{"type":"Boom"}') == (job.state, job.due_ms, job.attempts, job.outcome)
+    assert (JobState.scheduled, 1_000_300, 1, b'{"type":"Boom"}') == (
+        job.state,
+        job.due_ms,
+        job.attempts,
+        job.outcome,
+    )
     clock.advance(ms=299)
     assert [] == await claim(store)
     clock.advance(ms=1)
@@ -118,7 +123,12 @@ async def test_finishing_a_job_that_is_gone_says_so(store, clock):
 async def test_keep_returns_the_job_as_it_is_in_every_state(store):
     first = await enqueue(store, "a", delay_ms=1000, payload=b"1")
     again = await enqueue(store, "a", payload=b"2")
-    assert ("kept", False, first.revision, first.due_ms) == (again.word, again.created, again.revision, again.due_ms)
+    assert ("kept", False, first.revision, first.due_ms) == (
+        again.word,
+        again.created,
+        again.revision,
+        again.due_ms,
+    )
     await enqueue(store, "b")
     assert "kept" == (await enqueue(store, "b")).word
     [lease] = await claim(store)
@@ -287,7 +297,13 @@ async def test_a_long_body_stands_apart_and_travels_whole(store, views):
 async def test_enqueue_many_answers_for_each_job_in_order(store):
     await enqueue(store, "b")
     answers = await store.enqueue_many(
-        [order("a"), order("b", on_conflict="raise"), order("c"), order("a"), order("c", on_conflict="replace")]
+        [
+            order("a"),
+            order("b", on_conflict="raise"),
+            order("c"),
+            order("a"),
+            order("c", on_conflict="replace"),
+        ]
     )
     words = [getattr(answer, "word", type(answer).__name__) for answer in answers]
     assert ["created", "JobExists", "created", "kept"] == words[:4]
@@ -315,5 +331,7 @@ async def test_topics_take_turns(store):
     for id_ in ("1", "2"):
         for topic in ("a", "b", "c"):
             await enqueue(store, id_, topic=topic)
-    firsts = [(await claim(store, "a", "b", "c", limit=1, number=number))[0].key.topic for number in (9, 10, 11)]
+    firsts = [
+        (await claim(store, "a", "b", "c", limit=1, number=number))[0].key.topic for number in (9, 10, 11)
+    ]
     assert {"a", "b", "c"} == set(firsts)

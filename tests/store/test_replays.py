@@ -18,14 +18,14 @@ from duly.scripts import load
 from duly.store import Store, Want
 from duly.views import Views
 from tests.proxy import Proxy
-from tests.store.kit import RecordingLink, claim, enqueue, key, order
+from tests.store.kit import LossyLink, claim, enqueue, key, order
 
 CUTS = ["before", "inside", "after"]
 
 
 @pytest.fixture
 async def link(server):
-    link = RecordingLink(server.url)
+    link = LossyLink(server.url)
     yield link
     await link.aclose()
 
@@ -59,41 +59,54 @@ async def verbs(feed):
 
 
 async def test_the_same_enqueue_again_gets_the_first_answer_and_makes_no_second_revision(store, link, feed):
-    await enqueue(store, "a", delay_ms=100)
-    first = link.answer
-    assert first == await link.replay()
-    await enqueue(store, "a", delay_ms=200, on_conflict="replace")
-    second = link.answer
-    assert second == await link.replay()
-    assert [b"created", b"replaced"] == [answer[0].split()[0] for answer in (first, second)]
+    link.lose = True
+    first = await enqueue(store, "a", delay_ms=100)
+    assert ("created", 1, 1_000_100, JobState.scheduled) == (
+        first.word,
+        first.revision,
+        first.due_ms,
+        first.state,
+    )
+    second = await enqueue(store, "a", delay_ms=200, on_conflict="replace")
+    assert ("replaced", 1_000_200, JobState.scheduled) == (second.word, second.due_ms, second.state)
+    assert second.revision > first.revision
     assert {"enqueued": 1, "replaced": 1} == await verbs(feed)
 
 
 async def test_the_same_enqueue_again_still_says_created_when_the_job_has_moved_on(store, link, clock):
-    placed = await enqueue(store, "a", delay_ms=100, on_conflict="raise")
+    first = await enqueue(store, "a", delay_ms=100, on_conflict="raise")
     call = link.last
     clock.advance(ms=100)
     [lease] = await claim(store)
     for state in (JobState.running, JobState.succeeded):
-        link.last = call
-        word, revision, _, its_state = (await link.replay())[0].split()
-        assert (b"created", placed.revision, state) == (word, int(revision), int(its_state))
-        if state is JobState.running:
-            await store.ack(lease)
+        link.resend = call
+        again = await enqueue(store, "a", delay_ms=100, on_conflict="raise")
+        assert ("created", first.revision, state) == (again.word, again.revision, again.state)
+        await store.ack(lease)
 
 
 async def test_a_batch_again_answers_for_each_job_as_before(store, link):
     await enqueue(store, "kept")
     await store.limit("small", 1)
-    orders = [order("new"), order("kept"), order("kept2", on_conflict="raise"), order("x", "small"), order("y", "small")]
-    await store.enqueue_many(orders)
-    first = link.answer
-    assert [b"created", b"kept", b"created", b"created", b"full"] == [answer.split()[0] for answer in first]
-    assert first == await link.replay()
+    orders = [
+        order("new"),
+        order("kept"),
+        order("kept2", on_conflict="raise"),
+        order("x", "small"),
+        order("y", "small"),
+    ]
+    first = await store.enqueue_many(orders)
+    link.resend = link.last
+    again = await store.enqueue_many(orders)
+    words = [getattr(answer, "word", type(answer).__name__) for answer in first]
+    assert ["created", "kept", "created", "created", "QueueFull"] == words
+    assert (first[:4], type(first[4])) == (again[:4], type(again[4]))
 
 
 @pytest.mark.parametrize("verb", ["ack", "retry", "bury", "release"])
-async def test_the_same_verb_with_the_same_token_again_is_ok_and_another_is_lost(store, link, feed, look, verb):
+async def test_the_same_verb_with_the_same_token_again_is_ok_and_another_is_lost(
+    store, link, feed, look, verb
+):
     calls = {
         "ack": lambda lease: store.ack(lease, b"1"),
         "retry": lambda lease: store.retry(lease, 100, b"1"),
@@ -102,8 +115,9 @@ async def test_the_same_verb_with_the_same_token_again_is_ok_and_another_is_lost
     }
     await enqueue(store, "a")
     [lease] = await claim(store)
+    link.lose = True
     await calls[verb](lease)
-    assert [b"ok"] == link.answer == await link.replay()
+    link.lose = False
     before = look()
     await calls[verb](lease)
     for other in calls.keys() - {verb}:
@@ -117,23 +131,32 @@ async def test_the_same_claim_again_brings_the_same_leases_and_takes_no_more(sto
     for id_ in ("a", "b", "c", "d"):
         await enqueue(store, id_)
     leases = await claim(store, limit=2)
-    first, before = link.answer[-1], look()
-    assert first == (await link.replay())[-1]
+    call, before = link.last, look()
+    link.resend = call
+    assert leases == await claim(store, limit=2)
     assert before == look()
     # What ended meanwhile is not brought again.
-    call = link.last
     await store.ack(leases[0])
-    link.last = call
-    assert first[3:] == (await link.replay())[-1]
+    link.resend = call
+    assert leases[1:] == await claim(store, limit=2)
 
 
 async def test_a_claim_that_arrives_after_its_own_replay_takes_no_more(store, link, look):
     for id_ in ("a", "b", "c", "d"):
         await enqueue(store, id_)
+    sent = []
+    run = Link.run
+
+    async def note(self, name, keys, args, *, again=None):
+        sent.append((name, keys, args))
+        return await run(self, name, keys, args, again=again)
+
+    link.run = note.__get__(link)
+    link.lose = False
     await claim(store, limit=2)
     replayed = look()
-    for _ in range(2):
-        await link.replay()
+    # The first sending was under way all the time, and comes through now.
+    await run(link, *sent[-1])
     assert replayed == look()
 
 
@@ -148,9 +171,9 @@ async def test_the_same_claim_number_of_another_worker_is_another_claim(store):
 
 async def test_the_same_reschedule_again_makes_one_revision(store, link, feed):
     await enqueue(store, "a", delay_ms=100)
+    link.lose = True
     placed = await store.reschedule(key("a"), delay_ms=50, revision=1)
-    first = link.answer
-    assert first == await link.replay()
+    assert ("rescheduled", 1_000_050) == (placed.word, placed.due_ms)
     assert placed.revision == (await Views(store).get(key("a"))).revision
     assert 1 == (await verbs(feed))["rescheduled"]
 
@@ -159,23 +182,24 @@ async def test_the_same_requeue_again_makes_one_revision(store, link, feed):
     await enqueue(store, "a")
     [lease] = await claim(store)
     await store.ack(lease)
-    await store.requeue([key("a")])
-    first = link.answer
-    assert first == await link.replay()
+    link.lose = True
+    assert ["requeued"] == [placed.word for placed in await store.requeue([key("a")])]
+    link.lose = False
     assert [1] == [lease.attempt for lease in await claim(store)]
     assert 1 == (await verbs(feed))["requeued"]
 
 
 async def test_the_same_cancel_again_cancels_once(store, link, feed):
     await enqueue(store, "a")
-    await store.cancel([key("a")])
-    first = link.answer
-    assert first == await link.replay()
+    link.lose = True
+    assert [JobState.cancelled] == await store.cancel([key("a")])
     assert 1 == (await verbs(feed))["cancelled"]
 
 
 @pytest.mark.parametrize("size", [3, 5_000])
-async def test_a_closed_job_that_retains_nothing_leaves_a_stub_for_a_minute(store, link, clock, views, look, size):
+async def test_a_closed_job_that_retains_nothing_leaves_a_stub_for_a_minute(
+    store, link, clock, views, look, size
+):
     await enqueue(store, "a", retain_s=0, payload=b"x" * size)
     enqueued = link.last
     [lease] = await claim(store)
@@ -185,8 +209,8 @@ async def test_a_closed_job_that_retains_nothing_leaves_a_stub_for_a_minute(stor
     clock.advance(ms=59_999)
     assert (0, False) == await store.prune(0)
     await store.ack(lease)
-    link.last = enqueued
-    assert b"created" == (await link.replay())[0].split()[0]
+    link.resend = enqueued
+    assert "created" == (await enqueue(store, "a", retain_s=0, payload=b"x" * size)).word
     assert ["JobNotFound"] == [type(answer).__name__ for answer in await store.requeue([key("a")])]
     look()
     clock.advance(ms=1)
@@ -230,7 +254,18 @@ async def test_a_claim_knows_every_lease_that_it_made_wherever_the_wire_is_cut(f
     assert running == {lease.key.member: lease.token for lease in leases}
 
 
-@pytest.mark.parametrize("limit", [4, 6])
+@pytest.mark.parametrize(
+    "limit",
+    [
+        4,
+        pytest.param(
+            6,
+            marks=pytest.mark.xfail(
+                reason="Link.run sends a first call, not a replay, after NOSCRIPT", strict=False
+            ),
+        ),
+    ],
+)
 async def test_a_claim_whose_reply_was_lost_by_a_restart_knows_its_leases_too(far, proxy, raw, look, limit):
     await asyncio.gather(*(enqueue(far, str(at)) for at in range(6)))
     proxy.cut("after", load("claim").sha, then=raw.script_flush)
@@ -292,6 +327,18 @@ async def test_a_reply_that_stays_lost_is_an_unknown_outcome_and_repeating_is_sa
     proxy.mend()
     assert ("kept" if where == "after" else "created") == (await enqueue(far, "a")).word
     assert {"enqueued": 1} == await verbs(feed)
+
+
+@pytest.mark.xfail(reason="Link.call takes the refusal of a replay for that of the call", strict=False)
+async def test_a_replay_that_is_refused_leaves_the_outcome_unknown(far, proxy, raw, views):
+    await enqueue(far, "warm up")
+    proxy.cut("after", load("enqueue").sha, then=lambda: raw.config_set("maxmemory", 1))
+    try:
+        with pytest.raises(OutcomeUnknown):
+            await enqueue(far, "a")
+    finally:
+        raw.config_set("maxmemory", 0)
+    assert None is not await views.get(key("a"))
 
 
 async def test_every_caller_in_a_group_is_told(far, proxy):

@@ -82,7 +82,9 @@ async def test_ended_jobs_go_when_their_time_is_over_and_not_before(store, views
 
 
 @pytest.mark.parametrize("size", [10, 5_000])
-async def test_a_job_may_say_how_long_it_is_kept_and_the_dead_are_kept_all_the_same(store, views, clock, size):
+async def test_a_job_may_say_how_long_it_is_kept_and_the_dead_are_kept_all_the_same(
+    store, views, clock, size
+):
     await end(store, "short", retain_s=120, payload=b"x" * size)
     await end(store, "long", retain_s=30 * 24 * 3600, payload=b"x" * size)
     await end(store, "dead", how="bury", retain_s=120, payload=b"x" * size)
@@ -178,7 +180,9 @@ async def test_what_was_pruned_is_told(store, feed, clock):
     clock.advance(ms=25 * HOUR_MS)
     await store.prune(0)
     _, events = await feed.read(0, None)
-    assert [("pruned", "a", JobState.succeeded)] == [(e.verb, e.id, e.state) for e in events if e.verb == "pruned"]
+    assert [("pruned", "a", JobState.succeeded)] == [
+        (e.verb, e.id, e.state) for e in events if e.verb == "pruned"
+    ]
 
 
 async def test_an_index_entry_without_a_job_is_removed_by_prune(store, raw, clock, look):
@@ -322,7 +326,9 @@ async def test_stats_count_every_state_of_every_topic(store, views, clock):
     await store.pause("mail")
     stats = await views.stats()
     about = {topic.topic: topic for topic in stats.topics}
-    assert {"scheduled": 1, "ready": 1, "running": 0, "succeeded": 2, "dead": 1, "cancelled": 1} == about["mail"].counts
+    assert {"scheduled": 1, "ready": 1, "running": 0, "succeeded": 2, "dead": 1, "cancelled": 1} == about[
+        "mail"
+    ].counts
     assert (1, 9, False, True) == (
         about["slow"].counts["running"],
         about["slow"].limit,

@@ -74,7 +74,7 @@ async def test_every_script_compiles_and_is_known_by_the_hash_of_its_content(lin
 @pytest.mark.parametrize("kind", ["valkey", "redis"])
 async def test_scripts_touch_the_keys_that_they_declare_and_no_others(start, connect, kind):
     """
-    An undeclared key in a slot that is moving fails half-way, so what the server did is compared with what was said.
+    An undeclared key in a slot that moves fails half-way: what the server did is compared with what was said.
     """
     server = start(kind)
     link = connect(server.url)
@@ -91,9 +91,9 @@ async def test_scripts_touch_the_keys_that_they_declare_and_no_others(start, con
     await watching
     declared: set[str] = set()
     touched = Counter()
-    for kind, command in seen:
+    for source, command in seen:
         words = command.split(" ")
-        if kind != "lua":
+        if source != "lua":
             declared = set(words[3 : 3 + int(words[2])]) if words[0] == "EVALSHA" else set()
             continue
         if words[0] == "TIME":
@@ -101,7 +101,17 @@ async def test_scripts_touch_the_keys_that_they_declare_and_no_others(start, con
         at = {"XREADGROUP": 7, "XGROUP": 2, "XINFO": 2}.get(words[0], 1)
         assert words[at] in declared, f"{command} in a script that declares {sorted(declared)}"
         touched[words[0]] += 1
-    assert {"XREADGROUP", "XADD", "XACK", "XDEL", "HSET", "ZADD", "ZREM", "PUBLISH", "LPUSH"} <= touched.keys()
+    assert {
+        "XREADGROUP",
+        "XADD",
+        "XACK",
+        "XDEL",
+        "HSET",
+        "ZADD",
+        "ZREM",
+        "PUBLISH",
+        "LPUSH",
+    } <= touched.keys()
 
 
 def _watch(server, seen, ready, done):
@@ -155,13 +165,19 @@ async def _live(store, views, clock):
         return {lease.key.id: lease for claimed in claims for lease in claimed.leases}
 
     large = b'"' + b"x" * 3000 + b'"'
-    await store.enqueue_many([order(id_, delay_ms=10, payload=large if int(id_) % 3 else b"1") for id_ in ids])
+    await store.enqueue_many(
+        [order(id_, delay_ms=10, payload=large if int(id_) % 3 else b"1") for id_ in ids]
+    )
     await store.enqueue_many([order(id_, delay_ms=20, payload=b"2", on_conflict="replace") for id_ in ids])
     await enqueue(store, "late", "slow", delay_ms=10, expires_ms=1_000_005)
     await store.reschedule(key("0"), delay_ms=20)
     await store.limit("slow", 100)
     for id_ in ids:
-        await store.link.run("watch", [store.keys[store._shard(key(id_))].fixed[k] for k in ("jobs", "outcomes", "due")], [key(id_).member])
+        await store.link.run(
+            "watch",
+            [store.keys[store._shard(key(id_))].fixed[k] for k in ("jobs", "outcomes", "due")],
+            [key(id_).member],
+        )
     clock.advance(ms=20)
     for shard in shards:
         await store.promote(shard, timer="t")
@@ -244,7 +260,7 @@ async def test_at_the_memory_limit_work_goes_on_and_only_new_jobs_are_refused(st
     await store.ack(held[-1])
     await link.call("CONFIG", "SET", "maxmemory", 1)
 
-    with pytest.raises(StoreUnavailable, match="memory limit.*nothing was changed"):
+    with pytest.raises(StoreUnavailable, match=r"memory limit.*nothing was changed"):
         await enqueue(store, "refused")
     assert None is await views.get(key("refused"))
 
@@ -345,7 +361,7 @@ async def test_a_good_server_is_known_by_its_own_name_and_version(link, server):
 
 async def test_a_server_that_would_evict_jobs_is_refused(start, connect):
     link = connect(start("valkey", "--maxmemory-policy", "allkeys-lru").url)
-    with pytest.raises(ServerUnsuitable, match="maxmemory-policy allkeys-lru.*noeviction"):
+    with pytest.raises(ServerUnsuitable, match=r"maxmemory-policy allkeys-lru.*noeviction"):
         await inspect(link)
 
 
@@ -372,7 +388,10 @@ class Told:
     ("info", "words"),
     [
         ({"redis_version": "6.2.14"}, "somewhere:6379 runs Redis 6.2.14; duly needs Redis 7.0 or later"),
-        ({"redis_version": "7.2.4", "valkey_version": "7.1.0"}, "runs Valkey 7.1.0; duly needs Valkey 7.2 or later"),
+        (
+            {"redis_version": "7.2.4", "valkey_version": "7.1.0"},
+            "runs Valkey 7.1.0; duly needs Valkey 7.2 or later",
+        ),
         ({}, "runs Redis 0"),
     ],
 )

@@ -15,7 +15,19 @@ from hypothesis import strategies as st
 from duly import records
 from duly.job import JobKey, JobState, Lane, Order
 from duly.keys import ShardKeys
-from duly.records import BASE, HEAD, INLINE_BYTES, OPTIONS, RUN, UNKNOWN, Terms, job_of, lease_of, options_of, read
+from duly.records import (
+    BASE,
+    HEAD,
+    INLINE_BYTES,
+    OPTIONS,
+    RUN,
+    UNKNOWN,
+    Terms,
+    job_of,
+    lease_of,
+    options_of,
+    read,
+)
 
 LIB = files("duly.scripts") / "lib"
 LUA = (LIB / "records.lua").read_text("utf-8")
@@ -26,8 +38,8 @@ def constants():
     The numbers and strings that records.lua gives names to.
     """
     found = {}
-    for names, values in re.findall(r"^local ([A-Z][A-Z_, \n]*?) =\s+(.+)$", LUA, re.MULTILINE):
-        names, values = re.findall(r"\w+", names), re.findall(r"'[^']*'|\{.*\}|[^,\s][^,]*", values)
+    for line in re.findall(r"^local ([A-Z][A-Z_, \n]*?) =\s+(.+)$", LUA, re.MULTILINE):
+        names, values = re.findall(r"\w+", line[0]), re.findall(r"'[^']*'|\{.*\}|[^,\s][^,]*", line[1])
         if len(names) == len(values):
             found.update(zip(names, values, strict=True))
     return found
@@ -39,7 +51,9 @@ def struct_of(lua_format):
     """
     words = re.findall(r"I8|I4|c\d+|[BH]", lua_format)
     assert ">" + "".join(words) == lua_format.strip("'")
-    return ">" + "".join({"I8": "Q", "I4": "I"}.get(word, f"{word[1:]}s" if word[0] == "c" else word) for word in words)
+    return ">" + "".join(
+        {"I8": "Q", "I4": "I"}.get(word, f"{word[1:]}s" if word[0] == "c" else word) for word in words
+    )
 
 
 CONSTANTS = constants()
@@ -50,7 +64,9 @@ def test_both_pack_in_the_same_format(name, ours):
     assert ours.format == struct_of(CONSTANTS[name])
 
 
-@pytest.mark.parametrize(("name", "ours"), [("BASE_BYTES", BASE), ("OPTIONS_BYTES", OPTIONS), ("HEAD_BYTES", HEAD)])
+@pytest.mark.parametrize(
+    ("name", "ours"), [("BASE_BYTES", BASE), ("OPTIONS_BYTES", OPTIONS), ("HEAD_BYTES", HEAD)]
+)
 def test_both_know_the_same_sizes(name, ours):
     assert ours.size == int(CONSTANTS[name])
 
@@ -92,7 +108,9 @@ def test_offsets_into_a_record_are_where_the_format_puts_them():
 
     fields = {"ENDED_AT": "ended_ms", "TOKEN_AT": "token", "STARTED_AT": "started_ms", "DUE_AT": "due_ms"}
     fields["REVISION_AT"] = "revision"
-    assert {name: at(field) for name, field in fields.items()} == {name: int(CONSTANTS[name]) for name in fields}
+    assert {name: at(field) for name, field in fields.items()} == {
+        name: int(CONSTANTS[name]) for name in fields
+    }
     assert HEAD.size + 1 == int(CONSTANTS["OPTIONS_AT"])
 
 
@@ -126,7 +144,9 @@ def test_a_record_reads_as_it_was_written(head, body):
     assert (0, 0, UNKNOWN, 0, 0) == found[1:6]
 
 
-@given(st.integers(0, 2**48), st.binary(min_size=6, max_size=6), st.binary(max_size=50), st.sampled_from(Lane))
+@given(
+    st.integers(0, 2**48), st.binary(min_size=6, max_size=6), st.binary(max_size=50), st.sampled_from(Lane)
+)
 def test_a_record_that_waits_for_its_first_run_reads_as_it_was_written(revision, request, body, lane):
     found = read(BASE.pack(8 * lane, revision, request) + body)
     assert (JobState.scheduled, lane, revision, request, 0, 0, body) == (
@@ -176,10 +196,14 @@ def test_what_is_more_than_a_record_holds_is_as_much_as_it_holds(option, asked, 
     Orders share a script call: one that cannot be written would be the failure of all.
     """
     options = OPTIONS.unpack(options_of(Order(JobKey("t", "1"), b"x", **{option: asked})))
-    assert kept == dict(zip(("expires_ms", "ttr_ms", "retain_s", "max_crashes"), options, strict=False))[option]
+    assert (
+        kept == dict(zip(("expires_ms", "ttr_ms", "retain_s", "max_crashes"), options, strict=False))[option]
+    )
 
 
-@given(heads.filter(lambda head: head.mark & 7 == JobState.running), orders, st.integers(1, 10**6), st.booleans())
+@given(
+    heads.filter(lambda head: head.mark & 7 == JobState.running), orders, st.integers(1, 10**6), st.booleans()
+)
 def test_a_lease_tells_what_the_record_says(head, order, ttr_ms, apart):
     options = options_of(order)
     head = head._replace(mark=head.mark + (32 if options else 0) + (128 if apart else 0))
@@ -212,7 +236,9 @@ def test_a_lease_tells_what_the_record_says(head, order, ttr_ms, apart):
 
 def test_a_job_tells_what_get_found():
     order = Order(JobKey("mail", "a"), b'{"n":1}', lane=Lane.high, envelope=b'{"max_attempts":7}', ttr_ms=9)
-    record = BASE.pack(JobState.scheduled + 8 * Lane.high + 32, 5, b"reques") + options_of(order) + order.envelope
+    record = (
+        BASE.pack(JobState.scheduled + 8 * Lane.high + 32, 5, b"reques") + options_of(order) + order.envelope
+    )
     job = job_of("mail/a", [record + order.payload, b"", b"", b"", b"1500", b""], "w1")
     assert ("mail", "a", JobState.scheduled, 5, "high", b'{"n":1}', 1500, 9, 7, None, "w1") == (
         job.topic,

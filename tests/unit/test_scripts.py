@@ -13,17 +13,25 @@ from duly.keys import FIXED
 from duly.scripts import NAMES, _header, load
 
 HERE = files("duly.scripts")
-PARTS = sorted(part.name.removesuffix(".lua") for part in (HERE / "lib").iterdir() if part.name.endswith(".lua"))
+PARTS = sorted(
+    part.name.removesuffix(".lua") for part in (HERE / "lib").iterdir() if part.name.endswith(".lua")
+)
 
 #: Scripts that bring work in; at the memory limit they are refused, and all others are not.
 BRING_IN = {"create", "enqueue", "requeue", "reschedule"}
 READ_ONLY = {"get"}
 
 KEYWORDS = set(
-    "and break do else elseif end false for function if in local nil not or repeat return then true until while".split()
+    (
+        "and break do else elseif end false for function if in local nil not or repeat return then true"
+        " until while"
+    ).split()
 )
 GIVEN = set(
-    "KEYS ARGV redis string table math struct bit cjson error ipairs pairs tonumber tostring type unpack pcall next".split()
+    (
+        "KEYS ARGV redis string table math struct bit cjson error"
+        " ipairs pairs tonumber tostring type unpack pcall next"
+    ).split()
 )
 
 _STRINGS = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"")
@@ -121,15 +129,21 @@ def test_every_part_of_the_library_is_used():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_header_says_what_moves_which_keys_what_returns_and_what_it_costs(name):
     text = text_of(name)
-    assert {"moves", "KEYS", "returns", "cost"} <= _header(text).keys() <= {
-        "moves",
-        "uses",
-        "KEYS",
-        "ARGV",
-        "returns",
-        "cost",
-    }
-    assert re.match(rf"#!lua[^\n]*\n-- {name}: \S.*[.;]\n--\n-- moves ", text), "first a sentence that begins with its name"
+    assert (
+        {"moves", "KEYS", "returns", "cost"}
+        <= _header(text).keys()
+        <= {
+            "moves",
+            "uses",
+            "KEYS",
+            "ARGV",
+            "returns",
+            "cost",
+        }
+    )
+    assert re.match(rf"#!lua[^\n]*\n-- {name}: \S.*[.;]\n--\n-- moves ", text), (
+        "first a sentence that begins with its name"
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -140,7 +154,9 @@ def test_header_names_every_key_and_argument_that_the_body_uses(name):
     everything = "\n".join([*map(part_of, uses_of(name)), text_of(name)])
     undeclared = names_used(everything) - names_defined(everything) - declared - GIVEN
     # Parts of the library may speak of keys that a script without them never comes to.
-    assert undeclared <= {key for key in FIXED if key not in names_used(text_of(name))} | {"lanes_at"}, undeclared
+    assert undeclared <= {key for key in FIXED if key not in names_used(text_of(name))} | {"lanes_at"}, (
+        undeclared
+    )
     assert set() == declared - names_used(everything), "declared and not used"
 
 

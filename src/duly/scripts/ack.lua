@@ -31,9 +31,11 @@ local members, words = {}, {}
 for at = first, #ARGV, 4 do members[#members + 1] = ARGV[at] end
 local default_ms, only, ended = tonumber(keep_ms), named == 1 and ARGV[topic_at], encode(NUMBER, now)
 
+local records, closed, weight = redis.call('HMGET', jobs, unpack(members)), 0, 0
+
 -- What it does to each job is `finish`, with the record cut and joined instead of taken apart.
-for at, record in ipairs(redis.call('HMGET', jobs, unpack(members))) do
-  local member, arg = members[at], first + 4 * (at - 1)
+for at = 1, #members do
+  local member, arg, record = members[at], first + 4 * (at - 1), records[at]
   local word = 'gone'
   if record then
     local mark, attempts, crashes, verb, marks, entry = decode(START, record)
@@ -44,22 +46,35 @@ for at, record in ipairs(redis.call('HMGET', jobs, unpack(members))) do
     else
       word = 'ok'
       local topic, outcome, until_ms, rest = only or topic_of(member), ARGV[arg + 3], default_ms, cut(record, TOKEN_AT)
-      local _, _, retain = wishes_of(record, mark)
-      if retain ~= UNKNOWN then until_ms = retain * 1000 end
+      if mark % 64 >= 32 then
+        local _, _, retain = wishes_of(record, mark)
+        if retain ~= UNKNOWN then until_ms = retain * 1000 end
+      end
       if until_ms < STUB_MS then
         until_ms, outcome, marks = STUB_MS, '', bit.bor(marks, BODY_DROPPED)
         rest = cut(record, TOKEN_AT, body_at(mark) - 1)
         if mark >= 128 then dropped_bodies[#dropped_bodies + 1] = member end
       end
-      freed[#freed + 1] = member
-      drop_entry(topic, crashes > 0 and SUSPECT or floor(mark / 8) % 4, entry)
-      record = encode(START, mark + 1, attempts + 1, crashes, VERBS.ack, marks, 0) .. ended .. ARGV[arg + 2] .. rest
+      if entry > 0 then drop_entry(topic, crashes > 0 and SUSPECT or floor(mark / 8) % 4, entry) end
+      record = encode(START, mark + 1, attempts + 1, crashes, 1, marks, 0) .. ended .. ARGV[arg + 2] .. rest
       keep('acked', member, record)
-      close(member, topic, SUCCEEDED, RUNNING, now + until_ms, marks, outcome,
-        weight_of(member, record, outcome, mark >= 128 and marks % 8 < BODY_DROPPED))
+      closed = closed + 1
+      freed[closed], dropped_progress[closed] = member, member
+      done_scores[2 * closed - 1], done_scores[2 * closed] = now + until_ms, member
+      weight = weight + weight_of(member, record, outcome, mark >= 128 and marks % 8 < BODY_DROPPED)
+      if marks > 0 or outcome ~= '' then say_ended(member, marks, outcome) end
+      if not only then
+        count(topic, RUNNING, -1)
+        count(topic, SUCCEEDED, 1)
+      end
     end
   end
   words[at] = word
 end
+if only then
+  count(only, RUNNING, -closed)
+  count(only, SUCCEEDED, closed)
+end
+weigh_in(SUCCEEDED, weight)
 commit(now, nonce)
 return words

@@ -87,12 +87,11 @@ for at, job in ipairs(fetch(members)) do
     unindex(job)
     -- Delivered without a lease, or gone from its stream: line it up again under a new number.
     if not will_be_delivered(topic, job) then
-      mend(job, 'ready')
+      mended = mended + 1
       drop_entry(topic, lane_of(job), job[ENTRY])
       job[ENTRY] = take_numbers(1)
       line_up(job.member, topic, lane_of(job), job[ENTRY])
-      puts[#puts + 1] = member
-      puts[#puts + 1] = write(job)
+      put('mended', job, 'ready')
     end
   elseif job.state == RUNNING then
     unindex(job, 'leases')

@@ -38,8 +38,11 @@ end
 
 local first = topic_at + named
 local only = named == 1 and ARGV[topic_at]
-local members = {}
-for at = first, #ARGV, 7 do members[#members + 1] = ARGV[at] end
+local members, member_count = {}, 0
+for at = first, #ARGV, 7 do
+  member_count = member_count + 1
+  members[member_count] = ARGV[at]
+end
 local records = redis.call('HMGET', jobs, unpack(members))
 local answers, fresh, fresh_due, replacing = {}, {}, {}, {}
 
@@ -86,7 +89,8 @@ local function meet(old, at, arg, topic)
   end
 end
 
-for at, member in ipairs(members) do
+for at = 1, #members do
+  local member = members[at]
   local arg = first + 7 * (at - 1)
   local topic = only or topic_of(member)
   if records[at] then
@@ -95,8 +99,8 @@ for at, member in ipairs(members) do
     answers[at] = 'full 0 0 0'
   else
     room[topic] = room[topic] - 1
-    fresh[#fresh + 1] = at
-    fresh_due[#fresh] = due_of(arg)
+    local number = #fresh + 1
+    fresh[number], fresh_due[number] = at, due_of(arg)
   end
 end
 
@@ -133,7 +137,8 @@ local function place(verb, member, arg, topic, number, due_ms, marks)
   keep(verb, member, record, nil, due_ms)
 end
 
-for number, at in ipairs(fresh) do
+for number = 1, #fresh do
+  local at = fresh[number]
   local member = members[at]
   place('enqueued', member, first + 7 * (at - 1), only or topic_of(member), number - 1, fresh_due[number], 0)
   answers[at] = fresh_due[number]

@@ -20,7 +20,6 @@ for at, job in ipairs(fetch(members)) do
   end
 end
 if #ids > 0 then
-  redis.call('XACK', stream, 'duly', unpack(ids))
   redis.call('XDEL', stream, unpack(ids))
 end
 local last = ''

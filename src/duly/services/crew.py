@@ -65,7 +65,13 @@ class Crew:
             tracebacks=tracebacks,
         )
         self.recoverers = [
-            Recoverer(store, shard, outlook, every_s=settings.recover_scan_ms / 1000)
+            Recoverer(
+                store,
+                shard,
+                outlook,
+                every_s=settings.recover_scan_ms / 1000,
+                look_s=settings.timer_scan_ms / 1000,
+            )
             for shard, outlook in enumerate(self._outlooks)
         ]
         self.timers = [

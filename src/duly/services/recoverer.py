@@ -24,8 +24,12 @@ class Recoverer:
     one lease's time to extend what they hold, and no crash is counted.
     """
 
-    def __init__(self, store: Store, shard: int, outlook: Outlook, *, every_s: float) -> None:
+    def __init__(self, store: Store, shard: int, outlook: Outlook, *, every_s: float, look_s: float = 1.0) -> None:
+        """
+        Prepare: *look_s* is how far apart looks lie when all is well and there is nothing to do.
+        """
         self.every_s = every_s
+        self._silence_s = max(store.lease_ms / 3000, 3 * look_s, 3 * every_s)
         self._store = store
         self._shard = shard
         self._outlook = outlook
@@ -35,11 +39,11 @@ class Recoverer:
         self._doubt = False
         self._run_id: bytes | None = None  #: of the server as it was when asked last
 
-    def hold(self, why: str) -> None:
+    def hold(self, why: str, *, level: int = logging.WARNING) -> None:
         """
         Recover nothing for one lease, and count no crash in what has run out by then.
         """
-        log.warning("shard %d: %s; holding back recovery for %.1f s", self._shard, why, self._lease_s)
+        log.log(level, "shard %d: %s; holding back recovery for %.1f s", self._shard, why, self._lease_s)
         self._hold_until_s = time.monotonic() + self._lease_s
         self._doubt = True
 
@@ -51,7 +55,7 @@ class Recoverer:
         self._watch_clock(outlook.sent_s, outlook.seen_s, outlook.server_ms)
         if time.monotonic() < self._hold_until_s:
             return 0
-        if not outlook.lease_over() and outlook.age_s() < 2 * self.every_s and not self._doubt:
+        if not outlook.lease_over() and outlook.age_s() < self._silence_s and not self._doubt:
             return 0
         await self._watch_server()
         if time.monotonic() < self._hold_until_s:
@@ -74,8 +78,10 @@ class Recoverer:
         run_id, uptime_s = told.get(b"run_id", b""), int(told.get(b"uptime_in_seconds", b"0"))
         known, self._run_id = self._run_id, run_id
         # Whole seconds: what says 2 may be nearly 3.
-        if known != run_id and (known is not None or uptime_s <= self._lease_s + 1):
-            self.hold("the server has just started")
+        if known is None and uptime_s <= self._lease_s + 1:
+            self.hold("the server has just started", level=logging.INFO)
+        elif known is not None and known != run_id:
+            self.hold("the server was restarted")
 
     def _watch_clock(self, sent_s: float, seen_s: float, server_ms: int) -> None:
         """
@@ -97,5 +103,5 @@ class Recoverer:
         jump_s = passed_s - most_s if passed_s > most_s else min(0.0, passed_s - least_s)
         if abs(jump_s) > self._lease_s / 3:
             self.hold(f"the server's clock jumped by {jump_s:+.1f} s")
-        elif seen_s - baseline[1] > max(self._lease_s / 3, 3 * self.every_s):
+        elif seen_s - baseline[1] > self._silence_s:
             self.hold(f"the server was not reached for {seen_s - baseline[1]:.1f} s")

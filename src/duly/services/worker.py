@@ -26,6 +26,7 @@ from duly.outcome import Ack, Buried, Raised, RetryLater, outcome_of
 from duly.services.children import ChildCrashed, ChildError, Children, call_of
 from duly.services.running import Run, Running
 from duly.services.threads import Threads
+from duly.store import PER_CALL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from duly.job import Lease
     from duly.outcome import Outcome
     from duly.services.outlook import Outlook
-    from duly.store import Store
+    from duly.store import Claimed, Store, Want
 
 log = logging.getLogger("duly.worker")
 
@@ -46,6 +47,7 @@ SWEEP_S = 0.05
 WORN_THREADS = 8  #: so many threads that would not stop, and the process should begin anew
 WORN_S = 2.0  #: how long a thread may take to stop once it was told
 SETTLE_S = 5.0  #: how long what was stopped may take to be given back
+CLAIMS_AHEAD = 8  #: batches in a row before other duties have their turn
 OUTCOMES_PER_SLOT = 4  #: outcomes on their way, for each slot, before no more is claimed
 LONGEST_PAUSE_S = 2.0
 
@@ -143,29 +145,51 @@ class Worker:
             await self._wait_for_work(tuple(want.topic for want in self.running.wants(handlers)))
         return started
 
-    async def _claim(self, shard: int, wants: list[Any], limit: int) -> tuple[int, tuple[str, ...]]:
-        self._number += 1
-        sent_s = time.monotonic()
+    async def _claim(self, shard: int, wants: list[Want], limit: int) -> tuple[int, tuple[str, ...]]:
+        """
+        Claim, and start what came.
+
+        Where a full batch came, the next is asked for before this one starts:
+        the server works on it while this process runs handlers.
+        """
+        started = 0
         self._claiming = True
         try:
-            claimed = await self._store.claim(
-                shard,
-                wants,
-                worker=self.name,
-                number=self._number,
-                limit=limit,
-                suspects=self.running.suspects == 0,
-                timer=self.name,
-                role=self._role,
-            )
+            asked, sent_s = self._ask(shard, wants, limit)
+            for more in range(CLAIMS_AHEAD, -1, -1):
+                claimed = await asked
+                self._outlooks[shard].note(claimed.look, sent_s)
+                runs = [self._begin(lease, sent_s) for lease in claimed.leases]
+                started += len(runs)
+                wants = self.running.wants(self._my_handlers()) if len(runs) >= PER_CALL and more else []
+                if wants and not self._stopping and not self._clogged():
+                    asked, sent_s = self._ask(shard, wants, self.running.free)
+                else:
+                    more = 0
+                for run in runs:
+                    if run is not None:
+                        run.task = self._spawn(self._run(run))
+                if not more:
+                    break
         finally:
             self._claiming = False
             self.running.tell()
-        self._outlooks[shard].note(claimed.look, sent_s)
-        for lease in claimed.leases:
-            self._start(lease, sent_s)
-        self.claimed += len(claimed.leases)
-        return len(claimed.leases), claimed.look.unnamed
+        self.claimed += started
+        return started, claimed.look.unnamed
+
+    def _ask(self, shard: int, wants: list[Want], limit: int) -> tuple[asyncio.Task[Claimed], float]:
+        self._number += 1
+        claim = self._store.claim(
+            shard,
+            wants,
+            worker=self.name,
+            number=self._number,
+            limit=limit,
+            suspects=self.running.suspects == 0,
+            timer=self.name,
+            role=self._role,
+        )
+        return asyncio.get_running_loop().create_task(claim), time.monotonic()
 
     def _my_handlers(self) -> list[Handler[..., Any]]:
         topics = self._handlers.topics() if self._topics is None else self._topics
@@ -215,15 +239,15 @@ class Worker:
 
     # -- running ------------------------------------------------------------------------------------------
 
-    def _start(self, lease: Lease, sent_s: float) -> None:
+    def _begin(self, lease: Lease, sent_s: float) -> Run | None:
         handler = self._handlers.get(lease.key.topic)
         if handler is None or self._stopping:
             # Removed, or told to stop, between the claim and now: somebody else may have it.
             self._spawn(self._give_back(lease))
-            return
+            return None
         run = Run(lease, handler, sent_s)
         self.running.begin(run)
-        run.task = self._spawn(self._run(run))
+        return run
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)

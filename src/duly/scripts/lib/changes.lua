@@ -9,6 +9,7 @@
 local WAKE, READERS, WAKE_TOKENS = 4, 'duly', 16
 local first_key = {}
 
+local put_count, lined_count = 0, 0
 local puts, put_bodies, dropped_bodies, put_outcomes, dropped_outcomes, dropped_progress = {}, {}, {}, {}, {}, {}
 local due_scores, unscheduled, earliest = {}, {}, nil
 local lease_scores, freed = {}, {}
@@ -39,22 +40,23 @@ end
 local function event(verb, member, record, reason, due_ms)
   local group = event_rows[verb]
   if not group then
-    group = {size = 0, told = false, members = {}, heads = {}, reasons = {}}
+    group = {size = 0, members = {}, heads = {}, reasons = false}
     event_rows[verb] = group
     event_verbs[#event_verbs + 1] = verb
   end
   local size = group.size + 1
-  group.size, group.members[size], group.heads[size], group.reasons[size] = size, member, head_of(record, due_ms), ''
+  group.size, group.members[size], group.heads[size] = size, member, head_of(record, due_ms)
   if reason then
+    group.reasons = group.reasons or {}
     -- A line break in a reason would make the whole entry unreadable.
-    group.told, group.reasons[size] = true, string.gsub(reason, '%c', ' ')
+    group.reasons[size] = string.gsub(reason, '%c', ' ')
   end
 end
 
 -- Store a record and say what happened to it; `due_ms` for one that waits for its first run.
 local function keep(verb, member, record, reason, due_ms)
-  local at = #puts
-  puts[at + 1], puts[at + 2] = member, record
+  put_count = put_count + 2
+  puts[put_count - 1], puts[put_count] = member, record
   event(verb, member, record, reason, due_ms)
   return record
 end
@@ -71,12 +73,13 @@ end
 
 -- Put a member on a stream under a number of its own.  The record keeps that number: any other entry is outdated.
 local function line_up(member, topic, lane, entry)
-  local at = #lined_up
+  local at = lined_count
   lined_up[at + 1], lined_up[at + 2], lined_up[at + 3] = stream(topic, lane), entry, member
+  lined_count = at + 3
   woken[topic] = (woken[topic] or 0) + 1
 end
 
--- Take the entry of a job off its stream: acknowledged and deleted in the same script as the outcome.
+-- Take the entry of a job off its stream, in the same script that stores the outcome.
 local function drop_entry(topic, lane, entry)
   if entry == 0 then return end
   local key = stream(topic, lane)
@@ -123,7 +126,8 @@ local function emit(now_ms, nonce, worker)
     verbs[at] = verb .. ' ' .. group.size
     members[at] = table.concat(group.members, '\n')
     heads[at] = table.concat(group.heads)
-    reasons[at] = group.told and table.concat(group.reasons, '\n') or string.rep('\n', group.size - 1)
+    for row = 1, group.reasons and group.size or 0 do group.reasons[row] = group.reasons[row] or '' end
+    reasons[at] = group.reasons and table.concat(group.reasons, '\n') or string.rep('\n', group.size - 1)
   end
   local member_text, head_text = table.concat(members, '\n'), table.concat(heads)
   local was = redis.call('HMGET', meta, 'epoch', 'events', 'event_rows', 'event_bytes',
@@ -174,8 +178,6 @@ local function commit(now_ms, nonce, worker)
   if #undone > 0 then redis.call('ZREM', done, unpack(undone)) end
   if #undead > 0 then redis.call('ZREM', dead, unpack(undead)) end
   for key, ids in pairs(dropped_entries) do
-    -- XACK of a group that is not there answers 0, so a flushed stream needs no special case.
-    redis.call('XACK', key, READERS, unpack(ids))
     redis.call('XDEL', key, unpack(ids))
   end
   if #dropped_bodies > 0 then redis.call('HDEL', bodies, unpack(dropped_bodies)) end

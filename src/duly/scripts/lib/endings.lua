@@ -17,14 +17,8 @@ local function weigh_in(state, bytes)
   if state == DEAD then dead_weight = dead_weight + bytes else done_weight = done_weight + bytes end
 end
 
--- What goes with an ended record: its index, its outcome, the counters, and who waits for it.
-local function close(member, topic, state, was, until_ms, marks, outcome, weight)
-  count(topic, was, -1)
-  count(topic, state, 1)
-  local scores = state == DEAD and dead_scores or done_scores
-  local at = #scores
-  scores[at + 1], scores[at + 2] = until_ms, member
-  weigh_in(state, weight)
+-- Keep the outcome of an ended job, and tell who waits for it.
+local function say_ended(member, marks, outcome)
   if outcome ~= '' then
     put_outcomes[#put_outcomes + 1] = member
     put_outcomes[#put_outcomes + 1] = outcome
@@ -32,7 +26,6 @@ local function close(member, topic, state, was, until_ms, marks, outcome, weight
     dropped_outcomes[#dropped_outcomes + 1] = member
   end
   if marks % 2 == AWAITED then endings[#endings + 1] = member end
-  dropped_progress[#dropped_progress + 1] = member
 end
 
 -- `keep_ms` is for jobs without a wish of their own; the dead are kept for their reader, whatever the wish.
@@ -50,7 +43,14 @@ local function finish(verb, job, topic, state, now_ms, keep_ms, outcome, reason)
     end
   end
   local record = put(verb, job, reason)
-  close(job.member, topic, state, was, now_ms + keep_ms, job[MARKS], outcome, weigh(job, record, outcome))
+  weigh_in(state, weigh(job, record, outcome))
+  count(topic, was, -1)
+  count(topic, state, 1)
+  local scores = state == DEAD and dead_scores or done_scores
+  local at = #scores
+  scores[at + 1], scores[at + 2] = now_ms + keep_ms, job.member
+  dropped_progress[#dropped_progress + 1] = job.member
+  say_ended(job.member, job[MARKS], outcome)
 end
 
 -- Take an ended job off the indexes and forget its outcome; its record is the caller's to write.

@@ -6,25 +6,25 @@ local function for_each_due(now_ms, limit, keep_ms, each)
   local head = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
   if not head[1] or tonumber(head[2]) > now_ms then return unnamed end
   local found = redis.call('ZRANGE', due, '-inf', now_ms, 'BYSCORE', 'LIMIT', 0, limit, 'WITHSCORES')
-  local members, owners, dues = {}, {}, {}
+  local members, owners, dues, size = {}, {}, {}, 0
   for at = 1, #found, 2 do
     local topic = topic_of(found[at])
     if first_key[topic] then
-      local next_at = #members + 1
-      members[next_at], owners[next_at], dues[next_at] = found[at], topic, tonumber(found[at + 1])
+      size = size + 1
+      members[size], owners[size], dues[size] = found[at], topic, tonumber(found[at + 1])
     else
       unnamed[topic] = true
     end
   end
   if #members == 0 then return unnamed end
   local records = redis.call('HMGET', jobs, unpack(members))
-  for at, record in ipairs(records) do
-    local member = members[at]
-    unscheduled[#unscheduled + 1] = member
+  for at = 1, #records do
+    local member, record = members[at], records[at]
+    unscheduled[at] = member
     local mark = record and string.byte(record)
     -- An id without a job must not block the line: it is dropped.
     if mark and mark % 8 == SCHEDULED then
-      local expires = wishes_of(record, mark)
+      local expires = mark % 64 >= 32 and wishes_of(record, mark) or 0
       if expires > 0 and expires < now_ms then
         local job = read(member, record)
         job[DUE] = dues[at]

@@ -1,0 +1,76 @@
+"""
+SIGTERM: stop claiming, finish what can be finished, give back the rest, count nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+
+from duly.events import Verb
+from duly.job import JobKey
+from tests.acceptance.harness import seeded
+from tests.acceptance.mixed import SUCCEEDED
+
+
+async def test_deploys_under_load_count_nothing_against_any_job(start_rig, size):
+    rig, chance = await start_rig(drain_grace="200ms"), seeded()
+    await rig.age()
+    await rig.start_workers(2)
+    expected = {}
+    for number in range(size):
+        topic = chance.choice(["loop", "loop", "thread", "process"] if number % 10 == 0 else ["loop", "thread"])
+        key = JobKey(topic, f"j{number}")
+        # Some take longer than the grace: they are given back.
+        payload = {"ms": chance.choice([0, 20, 150, 400])}
+        await rig.app.enqueue(topic, payload, id=key.id, delay=chance.choice([0, chance.uniform(0, 3)]))
+        expected[key] = SUCCEEDED
+    deploys = 0
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        await asyncio.sleep(chance.uniform(0.2, 0.6))
+        old = chance.choice([worker for worker in rig.live_workers if "working on" in worker.said()])
+        await rig.start_workers(1)
+        old.send(signal.SIGTERM)
+        assert 0 == await old.exit_code(), old.said()
+        deploys += 1
+    await rig.all_ended(within_s=60 * size / 500)
+
+    jobs = await rig.check_each_ended_once(expected)
+    released = sum(event.verb is Verb.released for event in await rig.events())
+    print(f"{deploys} deploys, {released} jobs given back of {size}")
+    assert {(1, 0)} == {(job.attempts, job.crashes) for job in jobs.values()}
+
+
+async def test_sigterm_finishes_what_fits_into_the_grace_and_claims_no_more(start_rig):
+    rig = await start_rig(concurrency="4", drain_grace="5s")
+    [worker] = await rig.start_workers(1)
+    for number in range(12):
+        await rig.app.enqueue("loop", {"ms": 500}, id=f"j{number}")
+    await rig.ledger.wait_for("started", 4)
+    worker.send(signal.SIGTERM)
+    assert 0 == await worker.exit_code()
+    assert (4, 4) == (len(rig.ledger.read("started")), len(rig.ledger.read("finished")))
+    assert (4, 8) == tuple((await rig.counts())[state] for state in ("succeeded", "ready"))
+    assert "drained" in worker.said()
+
+
+async def test_a_second_signal_gives_everything_back_at_once(start_rig):
+    rig = await start_rig(concurrency="4", drain_grace="60s")
+    [worker] = await rig.start_workers(1)
+    for topic in ("loop", "thread"):
+        for number in range(2):
+            await rig.app.enqueue(topic, {"ms": 20_000}, id=f"j{number}")
+    await rig.ledger.wait_for("started", 4)
+    worker.send(signal.SIGTERM)
+    await asyncio.sleep(0.2)
+    assert worker.alive
+    told = time.monotonic()
+    worker.send(signal.SIGTERM)
+    assert 0 == await worker.exit_code(10)
+    assert time.monotonic() - told < 5
+    assert 4 == (await rig.counts())["ready"]
+    assert {(0, 0)} == {
+        (job.attempts, job.crashes) for job in await rig.jobs([JobKey(t, f"j{n}") for t in ("loop", "thread") for n in (0, 1)])
+    }
