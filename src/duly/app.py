@@ -16,17 +16,17 @@ from duly.errors import DulyError, StoreUnavailable, UsageError
 from duly.handle import JobHandle
 from duly.handlers import Handlers
 from duly.hooks import Hooks
-from duly.job import JobKey, check_id, check_topic
-from duly.namespace import create, inspect
-from duly.newjob import NewJob, new_job
+from duly.job import JobKey, JobState, check_id, check_topic
+from duly.namespace import inspect
+from duly.newjob import NewJob, at_least_one, new_job
 from duly.services.crew import Crew
 from duly.settings import Settings
 from duly.store import Keeping, Store
-from duly.views import Views
+from duly.views import PAGE, Views
 from duly.waiting import Waiters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
     from types import TracebackType
     from typing import Self, Unpack
 
@@ -143,7 +143,9 @@ class Duly:
     async def enqueue(self, job: NewJob[R], **options: Unpack[Options]) -> JobHandle[R]: ...
 
     @overload
-    async def enqueue(self, job: str, payload: object = None, **options: Unpack[Options]) -> JobHandle[Any]: ...
+    async def enqueue(
+        self, job: str, payload: object = None, **options: Unpack[Options]
+    ) -> JobHandle[Any]: ...
 
     async def enqueue(
         self, job: NewJob[R] | str, payload: object = None, **options: Unpack[Options]
@@ -178,12 +180,18 @@ class Duly:
                 outcomes.append(error)
         answers = await (await self.store()).enqueue_many(orders)
         for position, answer in zip(positions, answers, strict=True):
-            outcomes[position] = answer if isinstance(answer, DulyError) else JobHandle(self, answer.key, answer)
+            outcomes[position] = (
+                answer if isinstance(answer, DulyError) else JobHandle(self, answer.key, answer)
+            )
         return outcomes
 
     def _order(self, job: NewJob[Any]) -> Any:
         handler = self.handlers.get(job.topic)
-        if job.max_crashes is None and handler is not None and handler.max_crashes != self._default_max_crashes:
+        if (
+            job.max_crashes is None
+            and handler is not None
+            and handler.max_crashes != self._default_max_crashes
+        ):
             job = job.options(max_crashes=handler.max_crashes)
         return job.order(self.settings.limits)
 
@@ -210,6 +218,49 @@ class Duly:
         except (msgspec.ValidationError, TypeError):
             return value
 
+    # -- topics -------------------------------------------------------------------------------------------
+
+    async def pause(self, topic: str) -> None:
+        """
+        Let no more jobs of *topic* start; running ones finish, due ones wait.
+        """
+        await (await self.store()).pause(check_topic(topic))
+
+    async def resume(self, topic: str) -> None:
+        """
+        Let jobs of *topic* start again; the time it was paused is not lateness.
+        """
+        await (await self.store()).resume(check_topic(topic))
+
+    async def limit(self, topic: str, backlog: int | None) -> None:
+        """
+        Refuse jobs of *topic* beyond *backlog* that wait, with `QueueFull`; None lifts the limit.
+
+        Raises:
+            UsageError: The limit is not a whole number of 1 or more.
+        """
+        if backlog is not None:
+            at_least_one(backlog, "backlog")
+        await (await self.store()).limit(check_topic(topic), backlog)
+
+    async def purge(self, topic: str) -> int:
+        """
+        Cancel every job of *topic* that waits, scheduled or ready; how many that were.
+        """
+        check_topic(topic)
+        store, views = await self.store(), await self.views()
+        purged = 0
+        for state in (JobState.scheduled, JobState.ready):
+            cursor: str | None = None
+            while True:
+                page = await views.page(state, topic, cursor=cursor, limit=PAGE)
+                ended = await store.cancel([job.key for job in page.jobs], reason="purged")
+                purged += sum(each is JobState.cancelled for each in ended)
+                if page.cursor is None:
+                    break
+                cursor = page.cursor
+        return purged
+
     # -- working ------------------------------------------------------------------------------------------
 
     async def work(
@@ -229,7 +280,8 @@ class Duly:
         chosen = list(topics) if topics is not None else None
         for topic in chosen or ():
             if self.handlers.get(topic) is None:
-                msg = f"there is no handler of topic {topic}; known are {', '.join(self.handlers.topics()) or 'none'}"
+                known = ", ".join(self.handlers.topics()) or "none"
+                msg = f"there is no handler of topic {topic}; known are {known}"
                 raise UsageError(msg)
         if not self.handlers.topics():
             msg = "there is no handler: decorate a function with @app.handler(topic)"
@@ -277,20 +329,15 @@ class Duly:
         if self.settings.url is None and self._server is None:
             from duly.embedded.server import EmbeddedServer  # noqa: PLC0415  # only who has no server needs one
 
-            self._server = EmbeddedServer(self.settings.data, self.settings.durability)
-            await asyncio.to_thread(self._server.start)
+            server = EmbeddedServer(self.settings.data, self.settings.durability)
+            await asyncio.to_thread(server.start)
+            self._server = server
         store = self.make_store()
         try:
             self.facts = await inspect(store.link)
             for warning in self.facts.warnings:
                 log.warning("%s", warning)
-            await create(
-                store.link,
-                store.namespace,
-                store.shards,
-                max_event_rows=self.settings.events_rows,
-                max_event_bytes=self.settings.events_bytes,
-            )
+            await store.create()
         except BaseException:
             await store.link.aclose()
             raise
@@ -303,22 +350,18 @@ class Duly:
         settings = self.settings
         server = self._server
 
-        async def ensure() -> None:
-            assert server is not None
-            try:
-                await asyncio.to_thread(server.ensure)
-            except (StoreUnavailable, UsageError) as error:
-                log.warning("%s", error)
-
-        url = settings.url if server is None else server.url
-        assert url is not None
-        link = Link(url, ensure=ensure if server else None, timeout_s=settings.socket_timeout_ms / 1000)
+        link = Link(
+            server.url if server is not None else settings.url or "",
+            ensure=None if server is None else _ensure(server),
+            timeout_s=settings.socket_timeout_ms / 1000,
+        )
         return Store(
             link,
             namespace=settings.namespace,
             shards=settings.shards,
             lease_ms=settings.lease_ms,
             max_crashes=self._default_max_crashes,
+            max_events=(settings.events_rows, settings.events_bytes),
             keeping=Keeping(
                 done_ms=settings.keep_succeeded_ms,
                 done_bytes=settings.keep_succeeded_bytes,
@@ -364,3 +407,14 @@ class Duly:
         if self._server is not None:
             await asyncio.to_thread(self._server.close)
             self._server = None
+
+
+def _ensure(server: EmbeddedServer) -> Callable[[], Awaitable[None]]:
+    async def ensure() -> None:
+        try:
+            await asyncio.to_thread(server.ensure)
+        except (StoreUnavailable, UsageError) as error:
+            # The call that found no server goes on trying, and tells its caller in the end.
+            log.warning("%s", error)
+
+    return ensure

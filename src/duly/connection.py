@@ -40,19 +40,19 @@ FIRST_PAUSE_S = 0.01
 LONGEST_PAUSE_S = 0.5
 
 
-class _NotSent(Exception):  # noqa: N818  # never leaves this module
+class _NotSent(Exception):  # never leaves this module
     """
     No connection could be made, so the server has not seen the call.
     """
 
 
-class _Refused(Exception):  # noqa: N818  # never leaves this module
+class _Refused(Exception):  # never leaves this module
     """
     The server answered that it did nothing, and may answer otherwise soon.
     """
 
 
-class _ReplyLost(Exception):  # noqa: N818  # never leaves this module
+class _ReplyLost(Exception):  # never leaves this module
     """
     The call was sent and no reply came: it may have run.
     """
@@ -102,7 +102,9 @@ class Link:
             msg = f"cannot use {url!r} as a server address: {error}; write redis://host:port/0, rediss:// or unix://path"
             raise UsageError(msg) from error
 
-    async def call(self, *command: Any, again: Sequence[Any] | None = None, timeout_s: float | None = None) -> Any:
+    async def call(
+        self, *command: Any, again: Sequence[Any] | None = None, timeout_s: float | None = None
+    ) -> Any:
         """
         Send one command and return its reply, replaying it while that is safe and there is patience.
 
@@ -118,7 +120,9 @@ class Link:
         maybe_ran = False
         while True:
             try:
-                return await self._exchange(tuple(again) if maybe_ran and again else command, timeout_s or self.timeout_s)
+                return await self._exchange(
+                    tuple(again) if maybe_ran and again else command, timeout_s or self.timeout_s
+                )
             except _ReplyLost as error:
                 maybe_ran = True
                 cause: Exception = error
@@ -126,17 +130,17 @@ class Link:
                 cause = error
             if loop.time() + pause_s > deadline or self._closed:
                 if maybe_ran:
-                    msg = f"no reply from {self.place}, also after replays: {cause}; repeating the same call is safe"
+                    msg = f"no reply from {self.place}, also after replays: {cause}; calling again is safe"
                     raise OutcomeUnknown(msg) from cause
                 msg = f"cannot use {self.place}: {cause}; nothing was changed"
                 raise StoreUnavailable(msg) from cause
             if isinstance(cause, _NotSent) and self._ensure:
                 await self._ensure()
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not secrecy
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # jitter, not secrecy
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    async def _exchange(self, command: Sequence[Any], timeout_s: float) -> Any:
-        connection = self._idle.pop() if self._idle else self._pool.make_connection()
+    async def _exchange(self, command: tuple[Any, ...], timeout_s: float) -> Any:
+        connection = self._idle.pop() if self._idle else self._new_connection()
         try:
             if not connection.is_connected:
                 await self._connect(connection)
@@ -158,7 +162,9 @@ class Link:
             raise StoreUnavailable(msg) from error
         except (NoPermissionError, AuthenticationError, AuthorizationError) as error:
             await self._drop(connection)
-            msg = f"{self.place} does not allow it: {error}; check the user and password in the URL and its ACL"
+            msg = (
+                f"{self.place} does not allow it: {error}; check the user and password in the URL and its ACL"
+            )
             raise StoreUnavailable(msg) from error
         except ResponseError as error:
             self._idle.append(connection)
@@ -220,7 +226,7 @@ class Link:
         Yields an empty message after each (re)connection: what was published before may be missed.
         """
         while True:
-            connection = self._pool.make_connection()
+            connection = self._new_connection()
             try:
                 await connection.connect()
                 await connection.send_command("SUBSCRIBE", *channels, check_health=False)
@@ -232,9 +238,13 @@ class Link:
                         yield channel.decode(), data
             except (RedisError, OSError) as error:
                 log.info("subscription lost (%s), subscribing again", error)
-                await asyncio.sleep(LONGEST_PAUSE_S * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not secrecy
+                await asyncio.sleep(LONGEST_PAUSE_S * random.uniform(0.5, 1.0))  # jitter, not secrecy
             finally:
                 await self._drop(connection)
+
+    def _new_connection(self) -> Any:
+        make: Callable[[], Any] = self._pool.make_connection
+        return make()
 
     async def _drop(self, connection: Any) -> None:
         with suppress(RedisError, OSError, RuntimeError):

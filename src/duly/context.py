@@ -107,6 +107,13 @@ class CurrentJob:
         return self._lease.fence
 
     @property
+    def due_ms(self) -> int:
+        """
+        When this run was due, in milliseconds since 1970.
+        """
+        return self._lease.due_ms
+
+    @property
     def due_at(self) -> datetime | None:
         """
         When this run was due.

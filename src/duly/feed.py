@@ -22,7 +22,9 @@ class EventsLost(DulyError):
     def __init__(self, shard: int, after: Offset | None, first: int | None, why: str) -> None:
         since = after.counter + 1 if after else 1
         until = first - 1 if first is not None else None
-        super().__init__(f"events {since} to {'?' if until is None else until} of shard {shard} are lost: {why}")
+        super().__init__(
+            f"events {since} to {'?' if until is None else until} of shard {shard} are lost: {why}"
+        )
         self.shard, self.after, self.first, self.why = shard, after, first, why
 
 
@@ -34,7 +36,9 @@ class Feed:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def read(self, shard: int, after: Offset | None, limit: int = 100) -> tuple[Offset | None, list[Event]]:
+    async def read(
+        self, shard: int, after: Offset | None, limit: int = 100
+    ) -> tuple[Offset | None, list[Event]]:
         """
         Return events of up to *limit* script calls after an offset, and the offset behind them.
 
@@ -78,7 +82,7 @@ class Feed:
 
     async def commit(self, consumer: str, shard: int, offset: Offset | None) -> None:
         """
-        Register *consumer* as having done with everything up to *offset*; trimming waits for it below the bound.
+        Note that *consumer* has done with everything up to *offset*; below the bound, trimming waits for it.
         """
         await self._store.link.call(
             "HSET", self._key(shard, "consumers"), consumer, str(offset or Offset("-", 0, "-"))
@@ -121,7 +125,14 @@ class Feed:
         """
         How full the stream is against its bound, 0 to 1: consumers should hurry from 0.5 on.
         """
-        names = ("event_rows", "trimmed_rows", "max_event_rows", "event_bytes", "trimmed_bytes", "max_event_bytes")
+        names = (
+            "event_rows",
+            "trimmed_rows",
+            "max_event_rows",
+            "event_bytes",
+            "trimmed_bytes",
+            "max_event_bytes",
+        )
         found = await self._store.link.call("HMGET", self._key(shard, "meta"), *names)
         rows, gone_rows, max_rows, size, gone_size, max_size = (int(value or 0) for value in found)
         if not max_rows:

@@ -101,7 +101,9 @@ class Group(Generic[Item, Answer]):
             await asyncio.wait([self._sender])
 
 
-def chunks(items: Sequence[Item], *, key: Callable[[Item], Hashable], size: Callable[[Item], int]) -> list[list[Item]]:
+def chunks(
+    items: Sequence[Item], *, key: Callable[[Item], Hashable], size: Callable[[Item], int]
+) -> list[list[Item]]:
     """
     Cut many items into batches that one script call may take, in their order.
     """

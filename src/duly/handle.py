@@ -5,7 +5,7 @@ A handle on a job that was sent: ask about it, move it, wait for it.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from duly.backoff import wait_ms
 from duly.codec import decode
@@ -121,7 +121,7 @@ class JobHandle(Generic[R_co]):
             raise answer
         return answer
 
-    async def result(self, timeout: float | None = None) -> R_co:  # noqa: ASYNC109  # part of the public surface
+    async def result(self, timeout: float | None = None) -> R_co:  # part of the public surface
         """
         Wait until it has ended and return what its handler returned.
 
@@ -136,11 +136,10 @@ class JobHandle(Generic[R_co]):
             state, outcome = await waiters.ended(self.key)
         document = decode(outcome) if outcome else None
         if state is JobState.succeeded:
-            return self._app.read_result(self.topic, document)
+            result: R_co = self._app.read_result(self.topic, document)
+            return result
         told = document if isinstance(document, dict) else {}
         said = ": ".join(str(told[part]) for part in ("type", "message") if told.get(part))
         if state is JobState.dead:
             raise JobFailed(f"{self.key} is dead: {said}")
         raise JobCancelled(f"{self.key} was cancelled: {said}")
-
-

@@ -84,18 +84,20 @@ async def inspect(link: Link) -> ServerFacts:
     if policy != "noeviction":
         msg = (
             f"{link.place} has maxmemory-policy {policy}: under memory pressure it would delete jobs. "
-            "Set `maxmemory-policy noeviction` (CONFIG SET maxmemory-policy noeviction, and in its configuration file)"
+            "Set `maxmemory-policy noeviction` (by CONFIG SET, and in its configuration file)"
         )
         raise ServerUnsuitable(msg)
     warnings = []
     if info.get("aof_enabled", "0") == "0":
         warnings.append(
             f"{link.place} has no append-only file: a restart loses jobs. "
-            "Set `appendonly yes` (CONFIG SET appendonly yes, and in its configuration file)"
+            "Set `appendonly yes` (by CONFIG SET, and in its configuration file)"
         )
     elif info.get("aof_last_write_status", "ok") != "ok":
         warnings.append(f"{link.place} could not write its append-only file: is the disk full?")
-    return ServerFacts(name, version, info.get("run_id", ""), int(info.get("uptime_in_seconds", "0")), tuple(warnings))
+    return ServerFacts(
+        name, version, info.get("run_id", ""), int(info.get("uptime_in_seconds", "0")), tuple(warnings)
+    )
 
 
 def _fields(text: bytes) -> dict[str, str]:

@@ -118,7 +118,10 @@ def options_of(order: Order) -> bytes:
     """
     The options part of a record: empty when nothing was asked for.
     """
-    if not (order.expires_ms or order.ttr_ms or order.max_crashes or order.envelope) and order.retain_s is None:
+    if (
+        not (order.expires_ms or order.ttr_ms or order.max_crashes or order.envelope)
+        and order.retain_s is None
+    ):
         return b""
     # Orders share a script call: one that asks for more than a record holds must not fail them all.
     return OPTIONS.pack(
@@ -145,7 +148,9 @@ def lease_of(member: bytes, record: bytes, apart: bytes, ttr_ms: int, resumed_ms
     """
     The lease that a claimed record stands for.
     """
-    (mark, attempts, crashes, _, _, _, _, _, token, nonce, _, started_ms, due_ms, revision, _) = HEAD.unpack_from(record)
+    (mark, attempts, crashes, _, _, _, _, _, token, nonce, _, started_ms, due_ms, revision, _) = (
+        HEAD.unpack_from(record)
+    )
     at = HEAD.size
     envelope_bytes = 0
     if mark & 32:

@@ -124,6 +124,7 @@ class Store:
         lease_ms: int = 15_000,
         grace_ms: int = 5_000,
         max_crashes: int = 3,
+        max_events: tuple[int, int] = (1_000_000, 256 * 1024 * 1024),
         now: Callable[[], int] | None = None,
     ) -> None:
         self.link = link
@@ -134,6 +135,7 @@ class Store:
         self.lease_ms = lease_ms
         self.grace_ms = grace_ms
         self.max_crashes = max_crashes
+        self.max_events = max_events  #: rows and bytes, per shard
         self._now = now
         self._fixed: dict[tuple[str, int], tuple[tuple[str, ...], tuple[str, ...]]] = {}
         self._due_topics: list[OrderedDict[str, None]] = [OrderedDict() for _ in range(shards)]
@@ -143,6 +145,19 @@ class Store:
             for verb in ("ack", "retry", "bury", "release")
             for shard in range(shards)
         }
+
+    async def create(self) -> None:
+        """
+        Make the namespace, or check that it is as this client thinks.
+
+        Raises:
+            LayoutMismatch: It is not.
+        """
+        rows, size = self.max_events
+        clock: Literal["server", "test"] = "test" if self._now else "server"
+        await create(
+            self.link, self.namespace, self.shards, clock=clock, max_event_rows=rows, max_event_bytes=size
+        )
 
     # -- enqueue ------------------------------------------------------------------------------------------
 
@@ -216,7 +231,13 @@ class Store:
     # -- the way to a worker ------------------------------------------------------------------------------
 
     async def promote(
-        self, shard: int, topics: Iterable[str] = (), *, timer: str = "", role: str = "auto", limit: int = PER_CALL
+        self,
+        shard: int,
+        topics: Iterable[str] = (),
+        *,
+        timer: str = "",
+        role: str = "auto",
+        limit: int = PER_CALL,
     ) -> Look:
         """
         Move up to *limit* due jobs to their ready streams, whatever their topics.
@@ -230,14 +251,25 @@ class Store:
                 "promote",
                 shard,
                 names,
-                {"nonce": new_nonce(), "limit": limit, "keep_ms": self.keeping.done_ms, "name": timer, "role": role},
+                {
+                    "nonce": new_nonce(),
+                    "limit": limit,
+                    "keep_ms": self.keeping.done_ms,
+                    "name": timer,
+                    "role": role,
+                },
                 names,
             )
             moved += answer[1]
             look = Look(
-                answer[0], moved, _ms(answer[2]), _ms(answer[3]), answer[4], tuple(name.decode() for name in answer[5])
+                answer[0],
+                moved,
+                _ms(answer[2]),
+                _ms(answer[3]),
+                answer[4],
+                tuple(name.decode() for name in answer[5]),
             )
-            # Every key of a script is declared, so topics it met and could not name are named in the next call.
+            # Every key of a script is declared: topics it met and could not name are named in the next call.
             if not look.unnamed or moved >= limit:
                 return look
             self._remember(shard, look.unnamed)
@@ -285,7 +317,8 @@ class Store:
             return Claimed([], look)
         terms = Terms(shard, now_ms, self.lease_ms, self.grace_ms)
         about = {
-            want.topic.encode(): (want.ttr_ms, int(paused)) for want, paused in zip(wants, resumed, strict=True)
+            want.topic.encode(): (want.ttr_ms, int(paused))
+            for want, paused in zip(wants, resumed, strict=True)
         }
         leases = []
         for at in range(0, len(leased), 3):
@@ -342,7 +375,7 @@ class Store:
         Finish the job that *lease* is for.
 
         Raises:
-            LeaseLost: The lease ran out and the job may be running elsewhere, or it was cancelled or replaced.
+            LeaseLost: The lease ran out and the job may run elsewhere, or it was cancelled or replaced.
             JobNotFound: The job was pruned meanwhile.
         """
         await self._finish("ack", Finish(lease, lateness_ms, (result,)))
@@ -366,9 +399,7 @@ class Store:
         own = (delay_ms, "1" if counted else "0", error, reason)
         await self._finish("retry", Finish(lease, lateness_ms, own))
 
-    async def bury(
-        self, lease: Lease, error: bytes = b"", reason: str = "", *, lateness_ms: int = 0, run_ms: int = 0
-    ) -> None:
+    async def bury(self, lease: Lease, error: bytes = b"", reason: str = "", *, lateness_ms: int = 0) -> None:
         """
         End the job as dead.
 
@@ -440,7 +471,6 @@ class Store:
         """
         End jobs that have not ended; the answer is the state each is in now, None where there is no job.
         """
-        answers: list[JobState | None] = []
 
         async def send(shard: int, batch: list[JobKey]) -> list[bytes]:
             topics = dict.fromkeys(key.topic for key in batch)
@@ -455,12 +485,16 @@ class Store:
             )
             return words
 
-        for word in await self._scatter(keys, send):
-            answers.append(None if word == b"gone" else JobState(int(word.split()[0])))
-        return answers
+        words = await self._scatter(keys, send)
+        return [None if word == b"gone" else JobState(int(word.split()[0])) for word in words]
 
     async def reschedule(
-        self, key: JobKey, *, delay_ms: int | None = None, due_ms: int | None = None, revision: int | None = None
+        self,
+        key: JobKey,
+        *,
+        delay_ms: int | None = None,
+        due_ms: int | None = None,
+        revision: int | None = None,
     ) -> Placed:
         """
         Give a job that has not started another due time.
@@ -566,7 +600,7 @@ class Store:
 
     # -- the call itself ----------------------------------------------------------------------------------
 
-    async def _run(  # noqa: PLR0913  # the shape of every script call
+    async def _run(  # the shape of every script call
         self,
         name: str,
         shard: int,
@@ -601,8 +635,9 @@ class Store:
         except StoreUnavailable as error:
             if "NONAMESPACE" not in str(error):
                 raise
-            log.error("%s; making namespace %r anew, its jobs are lost", error, self.namespace)  # noqa: TRY400  # no traceback
-            await create(self.link, self.namespace, self.shards, clock="test" if self._now else "server")
+            # No traceback: it is the server that failed.
+            log.critical("%s; making namespace %r anew, its jobs are lost", error, self.namespace)
+            await self.create()
             return await self.link.run(name, keys, args)
 
     def now_ms(self, server_ms: int) -> int:

@@ -92,7 +92,9 @@ class Views:
             fixed = [self._key(shard, name) for name in names]
             for at in range(0, len(positions), 100):
                 part = positions[at : at + 100]
-                answer = await self._store.link.run("get", fixed, [keys[position].member for position in part])
+                answer = await self._store.link.run(
+                    "get", fixed, [keys[position].member for position in part]
+                )
                 for position, about in zip(part, answer, strict=True):
                     if about:
                         found[position] = job_of(keys[position].member, about, await self._name_of(about[0]))
@@ -110,7 +112,7 @@ class Views:
             self._workers = {worker_id(name.decode()): name.decode() for name in names}
         return self._workers.get(worker, worker.hex())
 
-    async def list(
+    async def page(
         self, state: JobState, topic: str | None = None, *, cursor: str | None = None, limit: int = 100
     ) -> Page:
         """
@@ -140,7 +142,7 @@ class Views:
         """
         cursor: str | None = None
         while True:
-            page = await self.list(state, topic, cursor=cursor, limit=PAGE)
+            page = await self.page(state, topic, cursor=cursor, limit=PAGE)
             for job in page.jobs:
                 yield job
             if page.cursor is None:
@@ -154,7 +156,7 @@ class Views:
         jobs: list[Job] = []
         cursor: str | None = None
         while len(jobs) < limit:
-            page = await self.list(JobState.ready, topic, cursor=cursor, limit=limit - len(jobs))
+            page = await self.page(JobState.ready, topic, cursor=cursor, limit=limit - len(jobs))
             jobs += page.jobs
             if page.cursor is None:
                 break
@@ -259,7 +261,10 @@ class Views:
         order = [(name, lane) for name in topics for lane in (Lane.suspect, Lane.high, Lane.normal, Lane.low)]
         members: list[bytes] = []
         if at_topic:
-            position = next((at for at, (name, lane) in enumerate(order) if (name, lane.name) == (at_topic, at_lane)), None)
+            position = next(
+                (at for at, (name, lane) in enumerate(order) if (name, lane.name) == (at_topic, at_lane)),
+                None,
+            )
             if position is None:
                 return [], None
             order = order[position:]
@@ -267,7 +272,12 @@ class Views:
             start = f"({after}" if after else "-"
             after = ""
             entries = await self._store.link.call(
-                "XRANGE", self._store.keys[shard].stream(name, lane), start, "+", "COUNT", limit - len(members)
+                "XRANGE",
+                self._store.keys[shard].stream(name, lane),
+                start,
+                "+",
+                "COUNT",
+                limit - len(members),
             )
             members += [fields[1] for _, fields in entries]
             if len(members) >= limit:

@@ -79,10 +79,11 @@ async def test_a_storm_of_flushed_scripts_killed_clients_and_pauses_changes_noth
 
 async def test_at_the_memory_limit_enqueue_is_refused_and_finishing_goes_on(start_rig, size):
     rig = await start_rig()
-    fail_once = {"fail": 1}
+    await rig.start_workers(1)
     for number in range(size):
-        options = {"delay": 1.0} if number % 3 == 0 else {}
-        await rig.app.enqueue("loop", fail_once if number % 3 == 1 else {}, id=f"j{number}", **options)
+        # All of them still wait, run or fail when the limit is reached.
+        payload = {"fail": 1, "ms": 20} if number % 3 == 1 else {"ms": 20}
+        await rig.app.enqueue("loop", payload, id=f"j{number}", delay=1.0 if number % 3 == 0 else 0.5)
     raw = redis.Redis(unix_socket_path=str(rig.server.socket))
     raw.config_set("maxmemory", raw.info("memory")["used_memory"] - 1)
     try:
@@ -90,7 +91,7 @@ async def test_at_the_memory_limit_enqueue_is_refused_and_finishing_goes_on(star
             await rig.app.enqueue("loop", {}, id="refused")
         with pytest.raises(JobNotFound):
             await rig.app.job("loop", "refused").get()
-        await rig.start_workers(1)
+        assert 0 < (await rig.counts())["scheduled"]
         await rig.all_ended()
         with pytest.raises(StoreUnavailable, match="memory limit"):
             await rig.app.enqueue("loop", {}, id="refused")
@@ -102,3 +103,13 @@ async def test_at_the_memory_limit_enqueue_is_refused_and_finishing_goes_on(star
     expected = [*(f"j{number}" for number in range(size)), "accepted"]
     jobs = await rig.check_each_ended_once({JobKey("loop", id_): SUCCEEDED for id_ in expected})
     assert {0} == {job.crashes for job in jobs.values()}
+
+
+async def test_a_worker_can_be_started_at_the_memory_limit(start_rig):
+    rig = await start_rig()
+    await rig.app.enqueue("loop", {}, id="a")
+    raw = redis.Redis(unix_socket_path=str(rig.server.socket))
+    raw.config_set("maxmemory", raw.info("memory")["used_memory"] - 1)
+    raw.close()
+    await rig.start_workers(1)
+    await rig.all_ended()

@@ -16,7 +16,7 @@ from tests.acceptance.wire import CUTS, Wire
 
 async def test_a_sender_on_a_bad_wire_makes_one_job_and_one_revision_each(start_rig, size):
     rig, chance = await start_rig(), seeded()
-    wire = await Wire(rig.server.socket, chance, share=0.3).start()
+    wire = await Wire(rig.server.socket, chance, share=0.15).start()
     app = Duly(wire.url)
     try:
 

@@ -16,11 +16,11 @@ from tests.acceptance.mixed import SUCCEEDED, Mixed
 async def test_random_kills_of_workers_lose_nothing_and_complete_each_job_once(start_rig, size):
     rig, chance = await start_rig(), seeded()
     await rig.age()
-    await rig.start_workers(3)
-    mixed = Mixed(rig.app, chance, spread_s=4.0 * (size / 500) ** 0.5, topics="loop loop loop thread process")
+    await rig.start_workers(4)
+    mixed = Mixed(rig.app, chance, spread_s=5.0 * (size / 500) ** 0.5, topics="loop loop loop thread process")
     sending = asyncio.create_task(mixed.send(size))
     kills = 0
-    while not sending.done():
+    while not sending.done() or kills < 8:
         await asyncio.sleep(chance.uniform(0.1, 0.5))
         # Those that work already: a process that is still importing holds nothing.
         working = [worker for worker in rig.live_workers if "working on" in worker.said()]

@@ -71,10 +71,10 @@ async def test_every_delivered_entry_has_a_lease_and_a_running_record(store, loo
     await asyncio.gather(*(enqueue(store, str(at), lane=Lane(at % 3)) for at in range(90)))
     await asyncio.gather(*(claim(store, worker=f"w{at}", limit=7) for at in range(9)))
     shard = look()
-    pending = {number for stream in shard.streams.values() for number in stream.pending}
+    handed_out = {number for stream in shard.streams.values() for number in stream.handed_out}
     running = {member: job for member, job in shard.jobs.items() if job.state is JobState.running}
-    assert 63 == len(pending) == len(running)
-    assert pending == {job.entry for job in running.values()}
+    assert 63 == len(handed_out) == len(running)
+    assert handed_out == {job.entry for job in running.values()}
     assert shard.leases.keys() == running.keys()
     assert 63 == len({job.token for job in running.values()})
 

@@ -16,7 +16,6 @@ SAMPLES = {
     "url": ("redis://example:6379/1", "redis://example:6379/1"),
     "data": ("/var/lib/duly", Path("/var/lib/duly")),
     "durability": ("everysec", "everysec"),
-    "record": ("sqlite:///x.db", "sqlite:///x.db"),
     "namespace": ("tenant-1", "tenant-1"),
     "shards": ("16", 16),
     "concurrency": ("50", 50),
@@ -31,9 +30,6 @@ SAMPLES = {
     "payload_limit": ("64KiB", 65_536),
     "result_limit": ("1000", 1_000),
     "context_limit": ("4 KiB", 4_096),
-    "body_limit": ("2MiB", 2_097_152),
-    "batch_jobs": ("100", 100),
-    "batch_bytes": ("512KiB", 524_288),
     "keep_succeeded": ("1h", 3_600_000),
     "keep_succeeded_bytes": ("1GiB", 1_073_741_824),
     "keep_dead": ("30d", 2_592_000_000),
@@ -89,13 +85,11 @@ def test_without_any_layer_the_defaults_of_the_documentation_hold():
     assert (1_000, 1_000, 1_000) == (settings.timer_scan_ms, settings.recover_scan_ms, settings.block_ms)
     assert (6_000, 25_000, 60_000) == (settings.socket_timeout_ms, settings.drain_grace_ms, settings.stall_ms)
     assert Limits() == settings.limits
-    assert (1_048_576, 500, 1_048_576) == (settings.body_limit, settings.batch_jobs, settings.batch_bytes)
     assert (86_400_000, 268_435_456) == (settings.keep_succeeded_ms, settings.keep_succeeded_bytes)
     assert (1_209_600_000, 268_435_456) == (settings.keep_dead_ms, settings.keep_dead_bytes)
     assert (1_000_000, 268_435_456) == (settings.events_rows, settings.events_bytes)
-    assert ("always", None, 16, "auto") == (
+    assert ("always", 16, "auto") == (
         settings.durability,
-        settings.record,
         settings.concurrency,
         settings.role,
     )
@@ -190,16 +184,14 @@ def test_a_file_that_is_no_text_is_told():
         ({"durability": "never"}, "always, everysec"),
         ({"role": "boss"}, "auto, leader, follower"),
         ({"concurrency": 0}, "at least 1"),
-        ({"batch_jobs": 0}, "at least 1"),
         ({"block_ms": 0}, "at least 10"),
         ({"timer_scan_ms": 1}, "at least 10"),
         ({"lease_ms": 50}, "at least 100"),
         ({"socket_timeout_ms": 1_000}, "use at least 2000"),
         ({"block_ms": 40_000}, "use at least 80000"),
         ({"stall_ms": 1_999}, "use at least 2000"),
-        ({"payload_limit": 2 * 1024 * 1024}, "raise batch_bytes"),
-        ({"result_limit": 2 * 1024 * 1024}, "raise batch_bytes"),
-        ({"body_limit": 1_000}, "raise body_limit"),
+        ({"payload_limit": 2 * 1024 * 1024}, "does not fit into a script call"),
+        ({"result_limit": 2 * 1024 * 1024}, "does not fit into a script call"),
     ],
 )
 def test_settings_that_do_not_fit_each_other_are_refused_with_advice(changes, told):
@@ -212,7 +204,7 @@ def test_the_socket_waits_longer_than_the_server_blocks():
 
 
 def test_a_password_is_not_shown():
-    shown = repr(Settings(url="redis://:secret@host", record="postgresql://u:secret@host/db"))
+    shown = repr(Settings(url="redis://:secret@host"))
     assert "secret" not in shown
     with pytest.raises(UsageError) as told:
         Settings(url="secret")

@@ -92,7 +92,9 @@ async def awaited(rig: Rig, sizes: Sizes) -> list[Figure]:
 
     began = time.perf_counter()
     await asyncio.gather(*(send(task) for task in range(tasks)))
-    return [Figure("awaited enqueue, 100 tasks", tasks * each / (time.perf_counter() - began), "jobs/s", 30_000)]
+    return [
+        Figure("awaited enqueue, 100 tasks", tasks * each / (time.perf_counter() - began), "jobs/s", 30_000)
+    ]
 
 
 async def one_by_one(rig: Rig, sizes: Sizes) -> list[Figure]:
@@ -103,15 +105,19 @@ async def one_by_one(rig: Rig, sizes: Sizes) -> list[Figure]:
     for n in range(sizes.one_by_one):
         await rig.app.enqueue(rig.noop.job(n, PAD), delay=3600)
     return [
-        Figure("awaited enqueue, one by one", sizes.one_by_one / (time.perf_counter() - began), "jobs/s", 5_000)
+        Figure(
+            "awaited enqueue, one by one", sizes.one_by_one / (time.perf_counter() - began), "jobs/s", 5_000
+        )
     ]
 
 
-async def _lateness(rig: Rig, rate: float, seconds: float, name: str, p50: float | None, p99: float) -> list[Figure]:
+async def _lateness(
+    rig: Rig, rate: float, seconds: float, name: str, p50: float | None, p99: float
+) -> list[Figure]:
     count = max(20, round(rate * seconds))
     start = datetime.now(UTC) + timedelta(seconds=1.5)
     # Spread over the milliseconds at random, as real due times are.
-    shuffle = random.Random(1)  # noqa: S311  # reproducible, not secret
+    shuffle = random.Random(1)  # reproducible, not secret
     jobs = [
         rig.noop.job(n, PAD).options(
             id=str(n), due_at=start + timedelta(seconds=(n + shuffle.random()) / rate)
@@ -172,7 +178,9 @@ async def memory(rig: Rig, sizes: Sizes) -> list[Figure]:
             [rig.noop.job(n, PAD).options(id=id_of(n), delay=36_000) for n in range(sizes.jobs)]
         )
         store = await rig.app.store()
-        events = int(await store.link.call("MEMORY", "USAGE", store.keys[0].fixed["events"], "SAMPLES", 0) or 0)
+        events = int(
+            await store.link.call("MEMORY", "USAGE", store.keys[0].fixed["events"], "SAMPLES", 0) or 0
+        )
         each = (await rig.memory() - before - events) / sizes.jobs
         figures.append(Figure(f"memory per scheduled job, {name}", each, "bytes", bound, at_least=False))
     return figures
@@ -213,10 +221,13 @@ async def backlog(rig: Rig, sizes: Sizes) -> list[Figure]:
     batch = 20_000
 
     async def fill(start: int, count: int) -> float:
-        spread = random.Random(start)  # noqa: S311  # reproducible, not secret
+        spread = random.Random(start)  # reproducible, not secret
         began = 0.0
         for at in range(start, start + count, batch):
-            jobs = [rig.noop.job(n, PAD).options(id=str(n), delay=3600 + spread.random() * 86_400) for n in range(at, at + batch)]
+            jobs = [
+                rig.noop.job(n, PAD).options(id=str(n), delay=3600 + spread.random() * 86_400)
+                for n in range(at, at + batch)
+            ]
             began = time.perf_counter()
             await rig.app.enqueue_many(jobs)
         return batch / (time.perf_counter() - began)
@@ -225,7 +236,11 @@ async def backlog(rig: Rig, sizes: Sizes) -> list[Figure]:
     small = sorted([await fill(at * batch, batch) for at in range(1, 4)])[1]
     await fill(4 * batch, sizes.backlog - 4 * batch)
     large = sorted([await fill(sizes.backlog + at * batch, batch) for at in range(3)])[1]
-    return [Figure(f"enqueue rate at a backlog of {sizes.backlog:,} against {batch:,}", large / small, "ratio", 0.8)]
+    return [
+        Figure(
+            f"enqueue rate at a backlog of {sizes.backlog:,} against {batch:,}", large / small, "ratio", 0.8
+        )
+    ]
 
 
 async def herd(rig: Rig, sizes: Sizes) -> list[Figure]:
@@ -235,7 +250,7 @@ async def herd(rig: Rig, sizes: Sizes) -> list[Figure]:
     store = await rig.app.store()
     await store.link.call("CONFIG", "SET", "slowlog-log-slower-than", 10_000)
     due = datetime.now(UTC) + timedelta(seconds=4)
-    spread = random.Random(2)  # noqa: S311  # reproducible, not secret
+    spread = random.Random(2)  # reproducible, not secret
     jobs = [
         rig.noop.job(n, PAD).options(id=str(n), due_at=due + timedelta(seconds=spread.random()))
         for n in range(sizes.herd)

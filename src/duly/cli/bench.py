@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from dataclasses import asdict
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from duly.bench.measures import MEASURES, QUICK, Sizes
 from duly.bench.report import machine, measure, table
+from duly.cli.loop import run
 from duly.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,12 +28,6 @@ def bench(args: argparse.Namespace) -> int:
         if name not in MEASURES:
             raise UsageError(f"there is no measure {name}; known are {', '.join(MEASURES)}")
     names = args.only or list(MEASURES)
-    try:
-        import uvloop  # noqa: PLC0415  # an accelerator: used where it is there
-
-        run = uvloop.run
-    except ImportError:
-        run = asyncio.run
     figures = run(measure(names, QUICK if args.quick else Sizes(), args.runs, args.url))
     if args.json:
         document = {

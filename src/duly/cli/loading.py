@@ -5,8 +5,8 @@ Find the app that a user names on the command line.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
+from pathlib import Path
 
 from duly.app import Duly
 from duly.errors import UsageError
@@ -22,14 +22,15 @@ def load_app(name: str) -> Duly:
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
         raise UsageError(f"{name!r} does not name an app: write module:app, e.g. shop.jobs:app")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise UsageError(
-                f"no module {module_name} in {os.getcwd()} or on the Python path; run duly where it can be imported"
+                f"no module {module_name} in {here} or on the Python path; run duly where it can be imported"
             ) from None
         raise UsageError(f"{module_name} needs {error.name}, which is not installed") from error
     found = module

@@ -54,7 +54,9 @@ def load(name: str) -> Script:
     uses = " ".join(header.get("uses", [])).split()
     library = [(here / "lib" / f"{part}.lua").read_text("utf-8") for part in uses]
     shebang, body = text.split("\n", 1)
-    source = "\n".join([shebang, _ALIASES, _locals("KEYS", keys), _locals("ARGV", args), *map(_bare, library), _bare(body)])
+    source = "\n".join(
+        [shebang, _ALIASES, _locals("KEYS", keys), _locals("ARGV", args), *map(_bare, library), _bare(body)]
+    )
     source = _with_constants(source)
     # The digest only names the script to the server; it protects nothing.
     sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()

@@ -68,7 +68,13 @@ class Auditor:
         topics: set[str] = set()
         seen: set[str] = set()
         mended_all = 0
-        for scan, name in (("HSCAN", "jobs"), ("ZSCAN", "due"), ("ZSCAN", "leases"), ("ZSCAN", "done"), ("ZSCAN", "dead")):
+        for scan, name in (
+            ("HSCAN", "jobs"),
+            ("ZSCAN", "due"),
+            ("ZSCAN", "leases"),
+            ("ZSCAN", "done"),
+            ("ZSCAN", "dead"),
+        ):
             cursor = b"0"
             while True:
                 cursor, found = await call(scan, fixed[name], cursor, "COUNT", STEP)

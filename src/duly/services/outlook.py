@@ -40,7 +40,9 @@ class Outlook:
         # Counted from the answer, not from the question: early would be a wasted wake-up.
         base = (sent_s + self.seen_s) / 2
         self._due_s = None if look.next_due_ms is None else base + (look.next_due_ms - look.now_ms) / 1000
-        self._lease_s = None if look.next_lease_ms is None else base + (look.next_lease_ms - look.now_ms) / 1000
+        self._lease_s = (
+            None if look.next_lease_ms is None else base + (look.next_lease_ms - look.now_ms) / 1000
+        )
         self._tell()
 
     def note_due(self, due_ms: int) -> None:
@@ -82,7 +84,7 @@ class Outlook:
         finally:
             alarm.cancel()
             self._changed = None
-        return future.result()
+        return bool(future.result())
 
     def _tell(self) -> None:
         if self._changed is not None and not self._changed.done():

@@ -16,6 +16,9 @@ class TestClock:
         self.now_ms = now_ms
 
     def __call__(self) -> int:
+        """
+        The time.
+        """
         return self.now_ms
 
     def advance(self, *, ms: int = 0, s: float = 0) -> int:
