@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from duly.errors import (
     Conflict,
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("duly.store")
 
-Word = Literal["ok", "lost", "gone"]
+Ending = Literal["ack", "retry", "bury", "release"]
+ENDINGS: tuple[Ending, ...] = get_args(Ending)
 
 MAX_MS = 0xFFFFFFFE  #: largest number of milliseconds that a record holds for a duration
 DUE_TOPICS = 64  #: topics whose streams a promote names unasked
@@ -142,7 +143,7 @@ class Store:
         self._enqueues = [self._enqueue_group(shard) for shard in range(shards)]
         self._finishes = {
             (verb, shard): self._finish_group(verb, shard)
-            for verb in ("ack", "retry", "bury", "release")
+            for verb in ENDINGS
             for shard in range(shards)
         }
 
@@ -417,31 +418,37 @@ class Store:
         """
         await self._finish("release", Finish(lease, 0, ()))
 
-    async def _finish(self, verb: str, finish: Finish) -> None:
+    async def _finish(self, verb: Ending, finish: Finish) -> None:
         _held(finish.lease, await self._finishes[verb, finish.lease.shard].add(finish))
 
-    def _finish_group(self, verb: str, shard: int) -> Group[Finish, bytes]:
+    def _finish_group(self, verb: Ending, shard: int) -> Group[Finish, bytes]:
         async def send(batch: list[Finish]) -> list[bytes]:
-            topics = dict.fromkeys(finish.lease.key.topic for finish in batch)
-            rest: list[Any] = []
-            for lease, lateness_ms, own in batch:
-                late_ms = min(max(lateness_ms, 0), MAX_MS)
-                match verb:
-                    case "ack":
-                        rest += (lease.key.member, lease.fence_bytes, late_ms.to_bytes(4, "big"), *own)
-                    case "release":
-                        rest += (lease.key.member, lease.fence_bytes)
-                    case _:
-                        rest += (lease.key.member, lease.fence_bytes, late_ms, *own)
-            fixed: dict[str, Any] = {"nonce": new_nonce(), "topic_count": len(topics)}
-            if verb == "ack":
-                fixed["keep_ms"] = self.keeping.done_ms
-            elif verb == "bury":
-                fixed["keep_ms"] = self.keeping.dead_ms
-            answers: list[bytes] = await self._run(verb, shard, topics, fixed, (*topics, *rest))
-            return answers
+            return await self.finish(verb, shard, batch)
 
         return Group(send, key=_finish_key, size=_finish_size, max_jobs=PER_CALL)
+
+    async def finish(self, verb: Ending, shard: int, batch: Sequence[Finish]) -> list[bytes]:
+        """
+        End the runs of some jobs, all different: for each the word ok, lost or gone.
+        """
+        topics = dict.fromkeys([finish.lease.key.topic for finish in batch])
+        rest: list[Any] = []
+        for lease, lateness_ms, own in batch:
+            late_ms = min(max(lateness_ms, 0), MAX_MS)
+            match verb:
+                case "ack":
+                    rest += (lease.key.member, lease.fence_bytes, late_ms.to_bytes(4, "big"), *own)
+                case "release":
+                    rest += (lease.key.member, lease.fence_bytes)
+                case _:
+                    rest += (lease.key.member, lease.fence_bytes, late_ms, *own)
+        fixed: dict[str, Any] = {"nonce": new_nonce(), "topic_count": len(topics)}
+        if verb == "ack":
+            fixed["keep_ms"] = self.keeping.done_ms
+        elif verb == "bury":
+            fixed["keep_ms"] = self.keeping.dead_ms
+        words: list[bytes] = await self._run(verb, shard, topics, fixed, (*topics, *rest))
+        return words
 
     async def recover(self, shard: int, topics: Iterable[str] = (), *, counted: bool = True) -> Recovered:
         """

@@ -322,7 +322,7 @@ async def test_a_server_that_cannot_be_reached_is_unavailable_and_nothing_was_se
 async def test_a_reply_that_stays_lost_is_an_unknown_outcome_and_repeating_is_safe(far, proxy, feed, where):
     far.link.patience_s = 0.2
     proxy.cut(where, load("enqueue").sha, times=1_000)
-    with pytest.raises(OutcomeUnknown, match="repeating the same call is safe"):
+    with pytest.raises(OutcomeUnknown, match="calling again is safe"):
         await enqueue(far, "a")
     proxy.mend()
     assert ("kept" if where == "after" else "created") == (await enqueue(far, "a")).word

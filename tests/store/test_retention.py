@@ -42,7 +42,7 @@ async def every(views, state, topic=None, limit=100):
     """
     jobs, sizes, cursor = [], [], None
     while True:
-        page = await views.list(state, topic, cursor=cursor, limit=limit)
+        page = await views.page(state, topic, cursor=cursor, limit=limit)
         jobs += page.jobs
         sizes.append(len(page.jobs))
         cursor = page.cursor
@@ -227,7 +227,7 @@ async def test_no_job_is_missed_when_others_vanish_between_pages(store, views, s
     await store.enqueue_many([order(id_, delay_ms=500 if same else 500 + int(id_)) for id_ in ids])
     seen, cursor = [], None
     while True:
-        page = await views.list(JobState.scheduled, cursor=cursor, limit=10)
+        page = await views.page(JobState.scheduled, cursor=cursor, limit=10)
         seen += [job.id for job in page.jobs]
         # The job at which the next page would go on is gone, and one that was not listed yet.
         await store.cancel([page.jobs[-1].key] if page.jobs else [])
@@ -290,18 +290,18 @@ async def test_lists_go_over_all_shards(link, namespace, clock):
 @pytest.mark.parametrize("cursor", ["", "x", "nonsense:1", "-1:5"])
 async def test_a_cursor_that_is_none_of_ours_is_refused(views, cursor):
     with pytest.raises(UsageError, match="cursor"):
-        await views.list(JobState.scheduled, cursor=cursor)
+        await views.page(JobState.scheduled, cursor=cursor)
 
 
 @pytest.mark.parametrize("state", list(JobState))
 async def test_an_empty_list_has_one_empty_page(views, state):
-    page = await views.list(state, limit=5)
+    page = await views.page(state, limit=5)
     assert ([], None) == (page.jobs, page.cursor)
 
 
 async def test_a_page_of_no_jobs_is_a_page_of_one(store, views):
     await enqueue(store, "a", delay_ms=1)
-    assert ["a"] == [job.id for job in (await views.list(JobState.scheduled, limit=0)).jobs]
+    assert ["a"] == [job.id for job in (await views.page(JobState.scheduled, limit=0)).jobs]
 
 
 async def test_many_jobs_are_fetched_in_the_order_asked_for(store, views):

@@ -98,7 +98,7 @@ async def test_scripts_touch_the_keys_that_they_declare_and_no_others(start, con
             continue
         if words[0] == "TIME":
             continue
-        at = {"XREADGROUP": 7, "XGROUP": 2, "XINFO": 2}.get(words[0], 1)
+        at = {"XREADGROUP": 8, "XGROUP": 2, "XINFO": 2}.get(words[0], 1)
         assert words[at] in declared, f"{command} in a script that declares {sorted(declared)}"
         touched[words[0]] += 1
     assert {

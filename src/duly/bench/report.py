@@ -69,11 +69,9 @@ def machine() -> dict[str, Any]:
 
 
 def _commit() -> str:
-    here = Path(__file__).parent
+    describe = ["git", "describe", "--always", "--dirty"]
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty"],  # noqa: S607  # whichever git the developer has cwd=here, capture_output=True, text=True, check=True
-        )
+        done = subprocess.run(describe, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return done.stdout.strip()

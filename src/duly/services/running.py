@@ -30,6 +30,7 @@ class Run:
         "interrupt",
         "job",
         "lease",
+        "member",
         "sent_s",
         "slot_held",
         "started_s",
@@ -39,6 +40,7 @@ class Run:
 
     def __init__(self, lease: Lease, handler: Handler[..., Any], sent_s: float) -> None:
         self.lease = lease
+        self.member = lease.key.member
         self.handler = handler
         self.sent_s = sent_s  #: when its claim was sent, on the monotonic clock
         self.started_s = 0.0
@@ -101,7 +103,7 @@ class Running:
         Take a slot.
         """
         topic = run.lease.key.topic
-        member = run.lease.key.member
+        member = run.member
         if member in self.runs:
             # Claimed anew while an earlier run of it goes on here: that one has lost its lease, told or not.
             self.runs[member].stop("lost")
@@ -132,8 +134,8 @@ class Running:
         Forget a run: its outcome is stored, or is no longer ours to store.
         """
         self.free_slot(run)
-        if self.runs.get(run.lease.key.member) is run:
-            del self.runs[run.lease.key.member]
+        if self.runs.get(run.member) is run:
+            del self.runs[run.member]
         if self._told:
             self.tell()
 

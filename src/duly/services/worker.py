@@ -24,6 +24,7 @@ from duly.context import CURRENT, CurrentJob
 from duly.errors import DulyError, JobNotFound, LeaseLost, UsageError
 from duly.outcome import Ack, Buried, Raised, RetryLater, outcome_of
 from duly.services.children import ChildCrashed, ChildError, Children, call_of
+from duly.services.outbox import Outbox
 from duly.services.running import Run, Running
 from duly.services.threads import Threads
 from duly.store import PER_CALL
@@ -104,6 +105,7 @@ class Worker:
         self._number = 0
         self._worn = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._outbox = Outbox(store, spawn=self._spawn, settled=self._settled)
         self._threads = Threads()
         self._children = Children()
         self._stopping = False
@@ -152,6 +154,7 @@ class Worker:
         Where a full batch came, the next is asked for before this one starts:
         the server works on it while this process runs handlers.
         """
+        loop = asyncio.get_running_loop()
         started = 0
         self._claiming = True
         try:
@@ -168,7 +171,8 @@ class Worker:
                     more = 0
                 for run in runs:
                     if run is not None:
-                        run.task = self._spawn(self._run(run))
+                        # Kept from being collected by the table of runs, which it leaves only at its end.
+                        run.task = loop.create_task(self._run(run))
                 if not more:
                     break
         finally:
@@ -265,6 +269,7 @@ class Worker:
         lease = run.lease
         envelope = _NO_ENVELOPE
         answer: object
+        handed_over = False
         try:
             try:
                 if lease.envelope:
@@ -282,14 +287,25 @@ class Worker:
                 return
             outcome = self._decide(run, envelope, answer)
             self.running.free_slot(run)
-            if await self._save(run, outcome):
+            if isinstance(outcome, Ack) and not self._hooks.any:
+                # The usual ending, with nobody else to tell.
+                self._outbox.ack(run, outcome.result)
+                handed_over = True
+            elif await self._save(run, outcome):
                 self._tell_hooks(run, answer, outcome)
         except Exception:
             # A fault of ours, not of the handler: the lease runs out, and the crash that is counted bounds it.
             log.exception("run of %s ended without an outcome", lease.key)
         finally:
-            self.running.end(run)
-            self.finished += 1
+            if not handed_over:
+                self.running.end(run)
+                self.finished += 1
+
+    def _settled(self, run: Run, word: bytes) -> None:
+        if word != b"ok":
+            self._lose(run)
+        self.running.end(run)
+        self.finished += 1
 
     async def _call(self, run: Run, envelope: Envelope) -> object:
         """
@@ -536,7 +552,7 @@ class Worker:
                     run.stop("drain")
             deadline_s = time.monotonic() + SETTLE_S
             # A claim under way brings jobs that must be given back, too.
-            while self._tasks or self._claiming:
+            while self._tasks or self.running.runs or self._claiming:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     break

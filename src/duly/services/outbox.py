@@ -1,0 +1,94 @@
+"""
+Successes on their way to the store: they leave together, and no task waits for each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import TYPE_CHECKING, Any
+
+from duly.errors import DulyError
+from duly.store import PER_CALL, Finish
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from duly.services.running import Run
+    from duly.store import Store
+
+log = logging.getLogger("duly.worker")
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 2.0
+BATCH_BYTES = 1024 * 1024
+
+
+class Outbox:
+    """
+    Stores successes, however long the store is away.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        settled: Callable[[Run, bytes], None],
+    ) -> None:
+        """
+        Prepare: *settled* is called with each run and the store's word about it.
+        """
+        self._store = store
+        self._spawn = spawn
+        self._settled = settled
+        self._waiting: list[list[tuple[Run, Finish]]] = [[] for _ in range(store.shards)]
+        self._sending = [False] * store.shards
+
+    def ack(self, run: Run, result: bytes) -> None:
+        """
+        Take over the success of a run.
+        """
+        shard = run.lease.shard
+        self._waiting[shard].append((run, Finish(run.lease, run.lateness_ms(), (result,))))
+        if not self._sending[shard]:
+            self._sending[shard] = True
+            self._spawn(self._send_all(shard))
+
+    async def _send_all(self, shard: int) -> None:
+        try:
+            while self._waiting[shard]:
+                await self._send(shard, self._next_batch(shard))
+        finally:
+            self._sending[shard] = False
+
+    async def _send(self, shard: int, batch: list[tuple[Run, Finish]]) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                words = await self._store.finish("ack", shard, [finish for _, finish in batch])
+            except DulyError as error:
+                # Refused, unreachable or unknown: the same call again is safe, and leases decide who is right.
+                log.warning("%d outcomes not stored yet: %s", len(batch), error)
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                continue
+            for (run, _), word in zip(batch, words, strict=True):
+                self._settled(run, word)
+            return
+
+    def _next_batch(self, shard: int) -> list[tuple[Run, Finish]]:
+        waiting = self._waiting[shard]
+        batch: list[tuple[Run, Finish]] = []
+        members: set[str] = set()
+        size = 0
+        for run, finish in waiting[:PER_CALL]:
+            size += len(finish.own[0])
+            # A script wants its members distinct, and not too much at once.
+            if run.member in members or (batch and size > BATCH_BYTES):
+                break
+            members.add(run.member)
+            batch.append((run, finish))
+        del waiting[: len(batch)]
+        return batch
