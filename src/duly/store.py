@@ -75,6 +75,7 @@ class Look(NamedTuple):
     next_due_ms: int | None
     next_lease_ms: int | None
     rank: int  #: of the asking timer: 0 leads, 1 and 2 stand by, 3 only scans
+    peers: int  #: other timers that hold a slot: other processes that work
     unnamed: tuple[str, ...]  #: topics with due jobs whose streams the call did not name
 
 
@@ -268,7 +269,8 @@ class Store:
                 _ms(answer[2]),
                 _ms(answer[3]),
                 answer[4],
-                tuple(name.decode() for name in answer[5]),
+                answer[5],
+                tuple(name.decode() for name in answer[6]),
             )
             # Every key of a script is declared: topics it met and could not name are named in the next call.
             if not look.unnamed or moved >= limit:
@@ -312,8 +314,9 @@ class Store:
         }
         topics = [want.topic for want in wants]
         answer = await self._run("claim", shard, topics, fixed, args, again={"again": "1"})
-        now_ms, next_due, next_lease, rank, unnamed, resumed, leased = answer
-        look = Look(now_ms, 0, _ms(next_due), _ms(next_lease), rank, tuple(name.decode() for name in unnamed))
+        now_ms, next_due, next_lease, rank, peers, unnamed, resumed, leased = answer
+        behind = tuple(name.decode() for name in unnamed)
+        look = Look(now_ms, 0, _ms(next_due), _ms(next_lease), rank, peers, behind)
         if not leased:
             return Claimed([], look)
         terms = Terms(shard, now_ms, self.lease_ms, self.grace_ms)

@@ -139,7 +139,12 @@ class WorkerProcess:
         self.process.wait()
 
     async def exit_code(self, within_s: float = 30) -> int:
-        await until(lambda: not self.alive, within_s, f"worker {self.pid} ends")
+        try:
+            await until(lambda: not self.alive, within_s, f"worker {self.pid} ends")
+        except AssertionError as error:
+            self.send(signal.SIGUSR1)
+            await asyncio.sleep(0.5)
+            raise AssertionError(f"{error}\n{self.said()[-6000:]}") from None
         return self.process.returncode
 
     def said(self) -> str:

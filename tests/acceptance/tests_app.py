@@ -5,12 +5,15 @@ The app that workers of acceptance tests run: every handler writes to a ledger o
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
+import signal
 import time
 
 from duly import Duly, Fixed, current_job
 
 app = Duly()
+faulthandler.register(signal.SIGUSR1)  # where a worker hangs that does not end
 
 
 def note(word: str) -> str:

@@ -12,7 +12,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -59,9 +59,6 @@ class Long(bytes):
 
 PAYLOADS = (b"1", b"22", Long(b'"' + b"x" * 1500 + b'"'))
 ERRORS = (b"", b'{"type":"Boom"}')
-PHASES = [Phase.explicit, Phase.generate] + (
-    [Phase.shrink] if not __import__("os").environ.get("NOSHRINK") else []
-)
 _namespaces = itertools.count(1)
 
 _INDEX = {
@@ -535,7 +532,6 @@ def test_the_store_behaves_as_its_model(kind: str, request: pytest.FixtureReques
                 deadline=None,
                 database=None,
                 print_blob=True,
-                phases=PHASES,
                 suppress_health_check=list(HealthCheck),
             ),
         )

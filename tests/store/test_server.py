@@ -104,7 +104,6 @@ async def test_scripts_touch_the_keys_that_they_declare_and_no_others(start, con
     assert {
         "XREADGROUP",
         "XADD",
-        "XACK",
         "XDEL",
         "HSET",
         "ZADD",

@@ -16,7 +16,7 @@
 --          claims    hash    worker -> its last claim, for a reply that was lost
 --          events    stream  what happened
 --          ended_channel  channel  tells waiters that an awaited job ended
---          lanes...  stream  five keys for each topic, see lib/lanes.lua
+--          lanes...  stream  five keys for each topic, see lib/changes.lua
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the tokens and the event entry, 8 bytes; the same again when a reply was lost
 --          worker    its name, new with every start
@@ -32,7 +32,8 @@
 --          name      of the timer in this process, '' for none
 --          role      leader, follower or auto
 --          topic...  three for each topic: name, free slots, time to run of its handler
--- returns  {now_ms, next_due_ms, next_lease_ms, rank of the timer, topics due but not named,
+-- returns  {now_ms, next_due_ms, next_lease_ms, rank of the timer, how many others hold a slot,
+--          topics due but not named,
 --          {end of its last pause for each topic}, {member, record, body kept apart, ...}}
 -- cost     O(limit * log n)
 
@@ -63,7 +64,8 @@ local leased = {}
 local turn, left, bytes = tonumber(number), tonumber(limit), tonumber(max_bytes)
 
 local function answer(unnamed, next_due)
-  return {now, next_due or first_score(due), first_score(leases), hold_timer(name, role, now), names_of(unnamed), resumed, leased}
+  local rank, peers = hold_timer(name, role, now)
+  return {now, next_due or first_score(due), first_score(leases), rank, peers, names_of(unnamed), resumed, leased}
 end
 
 -- A claim that may have run before is known by its nonce; one that finds nothing to take need not ask.

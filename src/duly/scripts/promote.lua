@@ -15,7 +15,7 @@
 --          leases    zset    member -> lease end
 --          events    stream  what happened
 --          ended_channel  channel  tells waiters that an awaited job ended
---          lanes...  stream  five keys for each topic, see lib/lanes.lua
+--          lanes...  stream  five keys for each topic, see lib/changes.lua
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
 --          limit     at most this many in one call
@@ -23,7 +23,8 @@
 --          name      of the timer that asks, '' for none
 --          role      leader, follower or auto
 --          topic...  topics whose streams are in KEYS
--- returns  {now_ms, moved, next_due_ms, next_lease_ms, rank of this timer, topics still due but not named}
+-- returns  {now_ms, moved, next_due_ms, next_lease_ms, rank of this timer, how many others hold
+--          a slot, topics still due but not named}
 -- cost     O(limit * log n)
 
 local now = clock(now_ms)
@@ -37,4 +38,5 @@ local unnamed = for_each_due(now, tonumber(limit), tonumber(keep_ms), function(m
 end)
 commit(now, nonce)
 wake_topics()
-return {now, moved, first_score(due), first_score(leases), hold_timer(name, role, now), names_of(unnamed)}
+local rank, peers = hold_timer(name, role, now)
+return {now, moved, first_score(due), first_score(leases), rank, peers, names_of(unnamed)}

@@ -6,7 +6,7 @@
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters and pauses of topics
 --          events    stream  what happened
---          lanes...  stream  five keys of the topic, see lib/lanes.lua
+--          lanes...  stream  five keys of the topic, see lib/changes.lua
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
 --          topic     its name

@@ -82,6 +82,7 @@ class Crew:
                 name=self.worker.name,
                 role=settings.role,
                 scan_s=settings.timer_scan_ms / 1000,
+                claim=self.worker.claim_now,
             )
             for shard, outlook in enumerate(self._outlooks)
         ]

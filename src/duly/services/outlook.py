@@ -22,6 +22,7 @@ class Outlook:
 
     def __init__(self) -> None:
         self.rank = 3
+        self.peers = 0  #: other processes that work
         self.sent_s = 0.0  #: when the last look that succeeded was sent
         self.seen_s = 0.0  #: and when its answer was there
         self.server_ms = 0
@@ -36,7 +37,7 @@ class Outlook:
         self.sent_s = sent_s
         self.seen_s = time.monotonic()
         self.server_ms = look.now_ms
-        self.rank = look.rank
+        self.rank, self.peers = look.rank, look.peers
         # Counted from the answer, not from the question: early would be a wasted wake-up.
         base = (sent_s + self.seen_s) / 2
         self._due_s = None if look.next_due_ms is None else base + (look.next_due_ms - look.now_ms) / 1000

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from duly.store import PER_CALL
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from duly.services.outlook import Outlook
     from duly.store import Store
 
@@ -30,13 +32,27 @@ class Timer:
 
     every_s = 0.0  # it does its own sleeping, to the millisecond
 
-    def __init__(self, store: Store, shard: int, outlook: Outlook, *, name: str, role: str, scan_s: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        shard: int,
+        outlook: Outlook,
+        *,
+        name: str,
+        role: str,
+        scan_s: float,
+        claim: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """
+        Prepare: *claim* makes the worker of this process claim, if it has room and is willing.
+        """
         self._store = store
         self._shard = shard
         self._outlook = outlook
         self._name = name
         self._role = role
         self._scan_s = scan_s
+        self._claim = claim
 
     async def run_once(self) -> int:
         """
@@ -48,6 +64,10 @@ class Timer:
         if due_in_s is not None and outlook.rank <= STANDS_BY:
             sleep_s = min(sleep_s, due_in_s + STAND_BY_S * outlook.rank)
         if sleep_s > 0 and await outlook.changed(sleep_s):
+            return 0
+        # A claim promotes what it cannot take, and what it takes starts a step earlier.  Where other processes
+        # work, too, promoting wakes them in turn instead.
+        if not outlook.peers and self._claim() and await outlook.changed(STAND_BY_S):
             return 0
         return await self.promote()
 
@@ -90,7 +110,16 @@ class TimerBell:
             self._last = entries[0][0] if entries else b"0-0"
         reply = await call(
             # Zero would block for ever.
-            *("XREAD", "COUNT", 10, "BLOCK", max(1, int(self._listen_s * 1000)), "STREAMS", self._key, self._last),
+            *(
+                "XREAD",
+                "COUNT",
+                10,
+                "BLOCK",
+                max(1, int(self._listen_s * 1000)),
+                "STREAMS",
+                self._key,
+                self._last,
+            ),
             timeout_s=self._listen_s + 5,
         )
         if reply:

@@ -195,6 +195,15 @@ class Worker:
         )
         return asyncio.get_running_loop().create_task(claim), time.monotonic()
 
+    def claim_now(self) -> bool:
+        """
+        Claim without waiting to be woken; False if there is no room.
+        """
+        if self._stopping or not self.running.free:
+            return False
+        self.running.tell_all()
+        return True
+
     def _my_handlers(self) -> list[Handler[..., Any]]:
         topics = self._handlers.topics() if self._topics is None else self._topics
         found = (self._handlers.get(topic) for topic in topics)

@@ -6,17 +6,21 @@
 local SLOT_MS = 3000
 local RENEW_MS = 2000
 
+-- The rank of a timer, and how many others hold a slot.
 local function hold_timer(name, role, now_ms)
-  if name == '' or role == 'follower' then return 3 end
-  for rank = 0, 2 do
-    local holder, until_ms = string.match(shard[rank + 2] or '', '^(%S+) (%d+)$')
+  local rank, peers = 3, 0
+  for slot = 0, 2 do
+    local holder, until_ms = string.match(shard[slot + 2] or '', '^(%S+) (%d+)$')
     local free = not holder or tonumber(until_ms) <= now_ms
-    if free or holder == name or (rank == 0 and role == 'leader') then
+    local may = rank == 3 and name ~= '' and role ~= 'follower'
+    if may and (free or holder == name or (slot == 0 and role == 'leader')) then
+      rank = slot
       if free or holder ~= name or tonumber(until_ms) - now_ms < RENEW_MS then
-        redis.call('HSET', meta, 'timer.' .. rank, name .. ' ' .. (now_ms + SLOT_MS))
+        redis.call('HSET', meta, 'timer.' .. slot, name .. ' ' .. (now_ms + SLOT_MS))
       end
-      return rank
+    elseif not free and holder ~= name then
+      peers = peers + 1
     end
   end
-  return 3
+  return rank, peers
 end
