@@ -151,7 +151,7 @@ def verbs_table() -> str:
     rows = [
         (f"`{verb}`", _codes(f"{name}.lua" for name in telling[verb]), comments[verb.name]) for verb in events.Verb
     ]
-    return table(["verb", "written by", ""], rows)
+    return table(["verb", "written by", "note"], rows)
 
 
 def fields_table() -> str:
@@ -160,7 +160,7 @@ def fields_table() -> str:
         (f"`{name}`", f"`{kind}`", comments[name])
         for name, kind in inspect.get_annotations(events.Event).items()
     ]
-    return table(["field", "type", ""], rows)
+    return table(["field", "type", "note"], rows)
 
 
 # -- keys -------------------------------------------------------------------------------------------------
@@ -171,6 +171,8 @@ def keys_table() -> str:
     for name, text in keys.FIXED.items():
         kind, content = text.split(None, 1)
         users = [script for script in scripts.NAMES if name in scripts.load(script).keys]
+        # What stands in angle brackets would be taken for HTML.
+        content = re.sub(r"'([^']*<[^']*)'", r"`\1`", content)
         rows.append((f"`{name}`", kind, content, ", ".join(users)))
     return table(["key", "type", "holds", "declared by"], rows)
 
@@ -234,7 +236,7 @@ def rendered(page: Path) -> str:
     """
     The page with its generated parts as they should be.
     """
-    return _PART.sub(lambda part: f"{part[1]}{PARTS[part[2]]()}\n{part[4]}", page.read_text("utf-8"))
+    return _PART.sub(lambda part: f"{part[1]}\n{PARTS[part[2]]()}\n\n{part[4]}", page.read_text("utf-8"))
 
 
 def parts_of(page: Path) -> list[str]:

@@ -414,17 +414,15 @@ class StoreMachine(RuleBasedStateMachine):
         assert 0 == passes[-1]
 
     def _damage(self, kind: int, data: st.DataObject) -> None:
-        model, fixed, keys = self.model, self.store.keys[0].fixed, self.store.keys[0]
+        model, fixed = self.model, self.store.keys[0].fixed
         rows = sorted(model.rows.values(), key=lambda row: row.order.key)
         if kind == 0:
             index = data.draw(st.sampled_from(["due", "leases", "done", "dead"]))
-            self.client.zadd(fixed[index], {data.draw(st.sampled_from(["mail/none", "slow/a", "mail/a"])): 5})
-            # Where the wrong entry is of a job that belongs there, nobody can know that the number is wrong.
-            for row in rows:
-                its = _INDEX.get(row.state)
-                score = its and self.client.zscore(fixed[its], row.order.key.member)
-                if score is not None:
-                    setattr(row, {"due": "due", "leases": "lease"}.get(its, "keep"), int(score))
+            key = data.draw(
+                st.sampled_from([JobKey("mail", "none"), JobKey("slow", "a"), JobKey("mail", "a")])
+            )
+            if key not in model.rows or _INDEX.get(model.rows[key].state) != index:
+                self.client.zadd(fixed[index], {key.member: 5})
         elif kind == 1:
             self.client.hincrby(fixed["topics"], f"mail:{data.draw(st.sampled_from(list(JobState))).name}", 3)
         elif kind == 2:
@@ -432,7 +430,9 @@ class StoreMachine(RuleBasedStateMachine):
         elif rows:
             row = rows[data.draw(st.integers(0, len(rows) - 1))]
             member = row.order.key.member
-            stream = keys.stream(row.order.key.topic, Lane.suspect if row.crashes else row.order.lane)
+            stream = self.store.keys[0].stream(
+                row.order.key.topic, Lane.suspect if row.crashes else row.order.lane
+            )
             entry = f"{snapshot.job_of(self.client.hget(fixed['jobs'], member)).entry}-0"
             match row.state:
                 case JobState.scheduled:

@@ -70,7 +70,7 @@ end
 
 -- A claim that may have run before is known by its nonce; one that finds nothing to take need not ask.
 local next_due = first_score(due)
-local idle = turn % 8 ~= 0 and (next_due == '' or tonumber(next_due) > now)
+local idle = turn % 32 ~= 0 and (next_due == '' or tonumber(next_due) > now)
 for at = 1, #names do idle = idle and (ready[at] == 0 or free[at] == 0) end
 if idle and again == '0' then return answer({}, next_due) end
 
@@ -182,7 +182,7 @@ for step = 0, #names - 1 do
   -- Each call begins with another topic, so that none starves.
   local position = (turn + step) % #names + 1
   -- Counters say where to look; now and then the streams are asked themselves.
-  if free[position] > 0 and left > 0 and bytes > 0 and (ready[position] > 0 or turn % 8 == 0) then
+  if free[position] > 0 and left > 0 and bytes > 0 and (ready[position] > 0 or turn % 32 == 0) then
     if suspects == '1' then take_ready(position, SUSPECT, 1) end
     for _, lane in ipairs(lane_order) do
       local want = math.min(free[position], left)

@@ -26,7 +26,7 @@ class Auditor:
     Walks through one shard after the other; each step looks at about a hundred jobs.
     """
 
-    def __init__(self, store: Store, *, every_s: float = 5.0) -> None:
+    def __init__(self, store: Store, *, every_s: float = 15.0) -> None:
         self.every_s = every_s
         self._store = store
         self._steps: AsyncIterator[int] | None = None

@@ -6,6 +6,7 @@ What crosses the pipe is JSON, as everywhere.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import multiprocessing
 import os
@@ -91,12 +92,7 @@ class Child:
     """
 
     def __init__(self, handler: Handler[..., Any]) -> None:
-        """
-        Start it and wait until it can take a call.  Blocks.
-
-        Raises:
-            ChildCrashed: It ended instead.
-        """
+        self.topic = handler.topic
         self._pipe, theirs = _spawn.Pipe()
         fn = handler.fn
         self._process = _spawn.Process(
@@ -105,7 +101,14 @@ class Child:
         self._process.start()
         theirs.close()
         self.calls = 0
-        # What it imports may take longer than a job may run.
+
+    def wait_until_ready(self) -> None:
+        """
+        Return when it can take a call: what it imports may take longer than a job may run.  Blocks.
+
+        Raises:
+            ChildCrashed: It ended instead.
+        """
         try:
             if not self._pipe.poll(START_S):
                 self.kill()
@@ -113,7 +116,7 @@ class Child:
         except (EOFError, OSError) as error:
             self._process.join(1)
             code = self._process.exitcode
-            raise ChildCrashed(f"the child process for {handler.topic} did not start: exit code {code}") from error
+            raise ChildCrashed(f"the child process of {self.topic} did not start: exit code {code}") from error
 
     def run(self, call: Call, report: Callable[[Any], None]) -> Any:
         """
@@ -173,13 +176,14 @@ class Children:
 
     def __init__(self) -> None:
         self._idle: dict[str, list[Child]] = {}
-        self._lock = threading.Lock()
         self._all: set[Child] = set()
+        self._lock = threading.Lock()
+        self._starting = threading.Lock()  #: held while a process starts, so that none slips past `close`
         self._closed = False
 
     def take(self, handler: Handler[..., Any]) -> Child:
         """
-        A child that waits, or a new one.
+        A child that waits, or a new one.  Blocks.
 
         Raises:
             ChildCrashed: A new one did not start.
@@ -191,9 +195,21 @@ class Children:
                 if child.alive:
                     return child
                 self._all.discard(child)
-        child = Child(handler)
-        with self._lock:
-            self._all.add(child)
+        with self._starting:
+            if self._closed:
+                raise ChildCrashed(f"the child process of {handler.topic} was not started: the worker ends")
+            child = Child(handler)
+            with self._lock:
+                if not self._all:
+                    # Should nobody close us: what is still there when the interpreter ends would be waited for.
+                    atexit.register(self.close)
+                self._all.add(child)
+        try:
+            child.wait_until_ready()
+        except ChildCrashed:
+            with self._lock:
+                self._all.discard(child)
+            raise
         return child
 
     def give_back(self, handler: Handler[..., Any], child: Child) -> None:
@@ -209,14 +225,15 @@ class Children:
 
     def close(self) -> None:
         """
-        End all children.
+        End all children, and start no more.
         """
-        with self._lock:
+        with self._starting, self._lock:
             self._closed = True
             for child in self._all:
                 child.kill()
             self._all.clear()
             self._idle.clear()
+        atexit.unregister(self.close)
 
 
 def call_of(lease: Lease, context: dict[str, Any]) -> Call:

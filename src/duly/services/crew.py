@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("duly.crew")
 
+SELDOM_S = 15.0  #: duties that nobody waits for
+
 
 class Crew:
     """
@@ -92,7 +94,8 @@ class Crew:
         self._bells = [
             TimerBell(store, shard, outlook, listen_s=often_s) for shard, outlook in enumerate(self._outlooks)
         ]
-        self._pruner, self._auditor = Pruner(store, every_s=often_s), Auditor(store, every_s=often_s)
+        seldom_s = min(SELDOM_S, settings.stall_ms / 3000)
+        self._pruner, self._auditor = Pruner(store, every_s=seldom_s), Auditor(store, every_s=seldom_s)
         self._make_store = make_store
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -22,7 +22,7 @@ class Pruner:
     Prunes all shards, a bounded number of jobs at a time.
     """
 
-    def __init__(self, store: Store, *, every_s: float = 5.0) -> None:
+    def __init__(self, store: Store, *, every_s: float = 15.0) -> None:
         self.every_s = every_s
         self._store = store
         self._feed = Feed(store)

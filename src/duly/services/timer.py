@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("duly.timer")
 
 STAND_BY_S = 0.02  #: how much later each stand-by looks
+SCAN_SLACK = 1.25
 STANDS_BY = 2  #: the last rank that looks at the due time at all
 
 
@@ -59,7 +60,8 @@ class Timer:
         Sleep until a job is due or a scan is, then promote; woken by an earlier due time, return at once.
         """
         outlook = self._outlook
-        sleep_s = self._scan_s - outlook.age_s()
+        # The claims of an idle worker are looks, too, one each scan: only where they stop is a scan of its own due.
+        sleep_s = SCAN_SLACK * self._scan_s - outlook.age_s()
         due_in_s = outlook.due_in_s()
         if due_in_s is not None and outlook.rank <= STANDS_BY:
             sleep_s = min(sleep_s, due_in_s + STAND_BY_S * outlook.rank)

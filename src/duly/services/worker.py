@@ -23,7 +23,7 @@ from duly.codec import Envelope, Unreadable, decode_envelope, encode, reason_doc
 from duly.context import CURRENT, CurrentJob
 from duly.errors import DulyError, JobNotFound, LeaseLost, UsageError
 from duly.outcome import Ack, Buried, Raised, RetryLater, outcome_of
-from duly.services.children import ChildCrashed, ChildError, Children, call_of
+from duly.services.children import ChildError, Children, call_of
 from duly.services.outbox import Outbox
 from duly.services.running import Run, Running
 from duly.services.threads import Threads
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from duly.hooks import Hooks
     from duly.job import Lease
     from duly.outcome import Outcome
+    from duly.services.children import Child
     from duly.services.outlook import Outlook
     from duly.store import Claimed, Store, Want
 
@@ -397,16 +398,14 @@ class Worker:
         self._threads.submit(fn, done)
         return await future
 
-    async def _call_in_child(self, run: Run, context: dict[str, Any], report: Callable[[object], None]) -> object:
+    async def _call_in_child(
+        self, run: Run, context: dict[str, Any], report: Callable[[object], None]
+    ) -> object:
         # Time to run counts from when the function starts, not from when its process does.
         run.deadline_s = math.inf
-        try:
-            child = await asyncio.to_thread(self._children.take, run.handler)
-        except (OSError, ChildCrashed) as error:
-            return Raised(error)
-        if run.stopped:
-            self._children.give_back(run.handler, child)
-            return Raised(_time_over(run.lease))
+        child = await self._take_child(run)
+        if isinstance(child, Raised):
+            return child
         call = call_of(run.lease, context)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[object] = loop.create_future()
@@ -425,6 +424,28 @@ class Worker:
         answer = await future
         self._children.give_back(run.handler, child)
         return Raised(_time_over(run.lease)) if run.stopped else answer
+
+    async def _take_child(self, run: Run) -> Child | Raised:
+        """
+        A child for the run, unless it is stopped before there is one: then nobody waits for the start.
+        """
+        handler = run.handler
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Child | Raised] = loop.create_future()
+
+        def settle(answer: Child | Raised) -> None:
+            if not future.done():
+                future.set_result(answer)
+            elif not isinstance(answer, Raised):
+                self._children.give_back(handler, answer)
+
+        def done(child: Child, error: BaseException | None) -> None:
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(settle, child if error is None else Raised(error))
+
+        run.interrupt = lambda: settle(Raised(_time_over(run.lease)))
+        self._threads.submit(lambda: self._children.take(handler), done)
+        return await future
 
     async def _progress(self, lease: Lease, value: object) -> None:
         await self._store.progress(lease, encode(value, what="progress", limit=self._handlers.limits.context))

@@ -3,8 +3,7 @@
 -- Three slots in `meta`: the holder of the first looks at the due time, the others a little later each,
 -- whoever has none only scans.  Any number of timers is safe; the slots only avoid a herd.
 
-local SLOT_MS = 3000
-local RENEW_MS = 2000
+local SLOT_MS, RENEW_MS = 5000, 2500
 
 -- The rank of a timer, and how many others hold a slot.
 local function hold_timer(name, role, now_ms)
