@@ -4,8 +4,9 @@ The queue as a set of atomic transitions: one method per script.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -38,6 +39,7 @@ ENDINGS: tuple[Ending, ...] = get_args(Ending)
 
 MAX_MS = 0xFFFFFFFE  #: largest number of milliseconds that a record holds for a duration
 DUE_TOPICS = 64  #: topics whose streams a promote names unasked
+IN_FLIGHT = 3  #: calls of one bulk enqueue under way at once
 PER_CALL = 200  #: jobs in one promote or claim: under 5 ms of the server's time
 CLAIM_BYTES = 1024 * 1024
 FORGET_WORKERS_MS = 24 * 3_600_000
@@ -143,9 +145,7 @@ class Store:
         self._due_topics: list[OrderedDict[str, None]] = [OrderedDict() for _ in range(shards)]
         self._enqueues = [self._enqueue_group(shard) for shard in range(shards)]
         self._finishes = {
-            (verb, shard): self._finish_group(verb, shard)
-            for verb in ENDINGS
-            for shard in range(shards)
+            (verb, shard): self._finish_group(verb, shard) for verb in ENDINGS for shard in range(shards)
         }
 
     async def create(self) -> None:
@@ -187,11 +187,35 @@ class Store:
         answers: list[Any] = [None] * len(orders)
         for shard, positions in by_shard.items():
             items = [(orders[position], new_request()) for position in positions]
-            at = 0
-            for batch in chunks(items, key=_order_key, size=_order_size):
-                for answer in await self._enqueue(shard, batch):
-                    answers[positions[at]] = answer
-                    at += 1
+            # The same id twice is answered in order, so there the calls follow each other.
+            distinct = len({order.key for order, _ in items}) == len(items)
+            batches = chunks(items, key=_order_key, size=_order_size)
+            found = await self._in_turn(shard, batches, at_once=IN_FLIGHT if distinct else 1)
+            for position, answer in zip(positions, found, strict=True):
+                answers[position] = answer
+        return answers
+
+    async def _in_turn(
+        self, shard: int, batches: list[list[tuple[Order, bytes]]], *, at_once: int
+    ) -> list[Placed | DulyError]:
+        """
+        Send batches, some of them at once: the server works on one while the next is written.
+        """
+        answers: list[Placed | DulyError] = []
+        under_way: deque[asyncio.Task[list[Placed | DulyError]]] = deque()
+        try:
+            for batch in batches:
+                under_way.append(asyncio.create_task(self._enqueue(shard, batch)))
+                # Lets the task write its call before this one goes on to the next.
+                await asyncio.sleep(0)
+                if len(under_way) >= at_once:
+                    answers += await under_way.popleft()
+            while under_way:
+                answers += await under_way.popleft()
+        except BaseException:
+            for task in under_way:
+                task.cancel()
+            raise
         return answers
 
     def _enqueue_group(self, shard: int) -> Group[tuple[Order, bytes], Placed | DulyError]:

@@ -28,10 +28,9 @@ async def test_deploys_under_load_count_nothing_against_any_job(start_rig, size)
         expected[key] = SUCCEEDED
     deploys = 0
     while deploys < 4 or (await rig.counts())["scheduled"]:
-        rig.start_worker()
-        working = [worker for worker in rig.live_workers if "working on" in worker.said()]
-        await asyncio.sleep(chance.uniform(0.1, 0.4))
-        old = chance.choice(working)
+        old = chance.choice(rig.live_workers)
+        await rig.start_workers(1)
+        await asyncio.sleep(chance.uniform(0, 0.3))
         old.send(signal.SIGTERM)
         assert 0 == await old.exit_code(), old.said()
         deploys += 1
