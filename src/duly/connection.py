@@ -33,6 +33,8 @@ from duly.scripts import load
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+    from duly.scripts import Script
+
 log = logging.getLogger("duly.connection")
 
 _PASSING = ("BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "READONLY")
@@ -103,12 +105,17 @@ class Link:
             raise UsageError(msg) from error
 
     async def call(
-        self, *command: Any, again: Sequence[Any] | None = None, timeout_s: float | None = None
+        self,
+        *command: Any,
+        again: Sequence[Any] | None = None,
+        script: Script | None = None,
+        timeout_s: float | None = None,
     ) -> Any:
         """
         Send one command and return its reply, replaying it while that is safe and there is patience.
 
-        *again* is what to send instead when the first sending may have run.
+        *again* is what to send instead when the first sending may have run; *script* is loaded where the
+        server does not know it (yet, or any more).
 
         Raises:
             StoreUnavailable: It was refused or never sent.
@@ -123,21 +130,44 @@ class Link:
                 return await self._exchange(
                     tuple(again) if maybe_ran and again else command, timeout_s or self.timeout_s
                 )
+            except NoScriptError as error:
+                if script is None:
+                    raise StoreUnavailable(f"{self.place} refused the call: {error}") from error
+                await self._load(script, maybe_ran=maybe_ran)
+                continue
             except _ReplyLost as error:
                 maybe_ran = True
                 cause: Exception = error
             except (_NotSent, _Refused) as error:
                 cause = error
+            except StoreUnavailable as error:
+                # It is the replay that was refused: the call itself may have run.
+                if maybe_ran:
+                    raise self._unknown(error) from error
+                raise
             if loop.time() + pause_s > deadline or self._closed:
                 if maybe_ran:
-                    msg = f"no reply from {self.place}, also after replays: {cause}; calling again is safe"
-                    raise OutcomeUnknown(msg) from cause
+                    raise self._unknown(cause) from cause
                 msg = f"cannot use {self.place}: {cause}; nothing was changed"
                 raise StoreUnavailable(msg) from cause
             if isinstance(cause, _NotSent) and self._ensure:
                 await self._ensure()
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # jitter, not secrecy
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _load(self, script: Script, *, maybe_ran: bool) -> None:
+        try:
+            await self.call("SCRIPT", "LOAD", script.source)
+        except (StoreUnavailable, OutcomeUnknown) as error:
+            if maybe_ran:
+                raise self._unknown(error) from error
+            # A script that was loaded or not has changed nothing.
+            raise StoreUnavailable(str(error)) from error
+
+    def _unknown(self, cause: Exception) -> OutcomeUnknown:
+        return OutcomeUnknown(
+            f"no reply from {self.place}, also after replays: {cause}; calling again is safe"
+        )
 
     async def _exchange(self, command: tuple[Any, ...], timeout_s: float) -> Any:
         connection = self._idle.pop() if self._idle else self._new_connection()
@@ -211,13 +241,8 @@ class Link:
         Run a script by its content hash; load it where the server does not know it (yet, or any more).
         """
         script = load(name)
-        command = ("EVALSHA", script.sha, len(keys), *keys, *args)
-        replay = ("EVALSHA", script.sha, len(keys), *keys, *again) if again else None
-        try:
-            return await self.call(*command, again=replay)
-        except NoScriptError:
-            await self.call("SCRIPT", "LOAD", script.source)
-            return await self.call(*command, again=replay)
+        head = ("EVALSHA", script.sha, len(keys), *keys)
+        return await self.call(*head, *args, again=(*head, *again) if again else None, script=script)
 
     async def listen(self, *channels: str) -> AsyncIterator[tuple[str, bytes]]:
         """

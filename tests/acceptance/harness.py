@@ -151,7 +151,8 @@ class WorkerProcess:
         return self.log.read_text(errors="replace")
 
     async def wait_until_working(self, within_s: float = 20) -> WorkerProcess:
-        await until(lambda: "working on" in self.said(), within_s, f"worker {self.pid} works")
+        await until(lambda: "working on" in self.said() or not self.alive, within_s, f"worker {self.pid} works")
+        assert self.alive, self.said()
         return self
 
 

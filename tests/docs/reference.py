@@ -14,7 +14,6 @@ import pkgutil
 import re
 import struct
 import textwrap
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import duly
@@ -149,7 +148,8 @@ def _telling() -> dict[str, list[str]]:
 def verbs_table() -> str:
     telling, comments = _telling(), said(events.Verb)
     rows = [
-        (f"`{verb}`", _codes(f"{name}.lua" for name in telling[verb]), comments[verb.name]) for verb in events.Verb
+        (f"`{verb}`", _codes(f"{name}.lua" for name in telling[verb]), comments[verb.name])
+        for verb in events.Verb
     ]
     return table(["verb", "written by", "note"], rows)
 
@@ -183,7 +183,9 @@ def topic_keys_table() -> str:
     for lane in Lane:
         text = "a job with a crash behind it" if lane is Lane.suspect else f"priority {lane.name}"
         rows.append((f"`{shard.stream('TOPIC', lane).removeprefix(shard.prefix)}`", "stream", text))
-    rows.append((f"`{shard.wake('TOPIC').removeprefix(shard.prefix)}`", "list", "tokens that wake idle workers"))
+    rows.append(
+        (f"`{shard.wake('TOPIC').removeprefix(shard.prefix)}`", "list", "tokens that wake idle workers")
+    )
     return table(["key", "type", "holds"], rows)
 
 

@@ -71,6 +71,8 @@ async def test_each_step_changes_the_keys_that_the_page_names(store, clock, raw)
     seen, before = [], keys()
     async for step in steps():
         after = keys()
-        seen.append((step, {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}))
+        seen.append(
+            (step, {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)})
+        )
         before = after
     assert _table() == seen

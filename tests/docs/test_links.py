@@ -37,7 +37,9 @@ def test_every_page_can_be_reached_from_the_readme():
         if page in seen or page.suffix != ".md" or not page.exists():
             continue
         seen.add(page)
-        ahead += [(page.parent / link["file"]).resolve() for link in _LINK.finditer(prose(page)) if link["file"]]
+        ahead += [
+            (page.parent / link["file"]).resolve() for link in _LINK.finditer(prose(page)) if link["file"]
+        ]
     assert [] == [name_of(page) for page in PAGES if page not in seen]
 
 

@@ -37,7 +37,9 @@ def url():
     server.stop()
 
 
-@pytest.mark.parametrize(("snippet", "output"), [pytest.param(*each, id=str(each[0])) for each in _snippets()])
+@pytest.mark.parametrize(
+    ("snippet", "output"), [pytest.param(*each, id=str(each[0])) for each in _snippets()]
+)
 def test_a_snippet_runs_and_prints_what_its_page_says(snippet, output, url, monkeypatch, tmp_path, capsys):
     with redis.Redis.from_url(url) as raw:
         raw.flushall()
@@ -55,4 +57,6 @@ def test_a_snippet_runs_and_prints_what_its_page_says(snippet, output, url, monk
 def test_every_python_block_runs_or_says_why_not():
     python = [block for page in PAGES for block in blocks(page) if block.language == "python"]
     assert python
-    assert [] == [str(block) for block in python if block.mark != "run" and not block.mark.startswith("not run: ")]
+    assert [] == [
+        str(block) for block in python if block.mark != "run" and not block.mark.startswith("not run: ")
+    ]

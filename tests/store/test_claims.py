@@ -609,7 +609,7 @@ async def test_three_timers_stand_in_line_and_the_others_only_scan(store, clock)
         return (await store.promote(0, timer=name, role=role)).rank
 
     assert [0, 1, 2, 3, 0, 1] == [await rank(name) for name in ("a", "b", "c", "d", "a", "b")]
-    clock.advance(ms=2_500)
+    clock.advance(ms=4_500)
     assert 1 == await rank("b")
     clock.advance(ms=600)
     assert [0, 2, 1] == [await rank("d"), await rank("e"), await rank("b")]

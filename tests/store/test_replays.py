@@ -258,12 +258,7 @@ async def test_a_claim_knows_every_lease_that_it_made_wherever_the_wire_is_cut(f
     "limit",
     [
         4,
-        pytest.param(
-            6,
-            marks=pytest.mark.xfail(
-                reason="Link.run sends a first call, not a replay, after NOSCRIPT", strict=False
-            ),
-        ),
+        6,
     ],
 )
 async def test_a_claim_whose_reply_was_lost_by_a_restart_knows_its_leases_too(far, proxy, raw, look, limit):
@@ -329,7 +324,6 @@ async def test_a_reply_that_stays_lost_is_an_unknown_outcome_and_repeating_is_sa
     assert {"enqueued": 1} == await verbs(feed)
 
 
-@pytest.mark.xfail(reason="Link.call takes the refusal of a replay for that of the call", strict=False)
 async def test_a_replay_that_is_refused_leaves_the_outcome_unknown(far, proxy, raw, views):
     await enqueue(far, "warm up")
     proxy.cut("after", load("enqueue").sha, then=lambda: raw.config_set("maxmemory", 1))

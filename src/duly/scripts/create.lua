@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 -- create: make the shard of a namespace, or say what it is made of.
 --
 -- moves    nothing

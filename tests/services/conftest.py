@@ -1,0 +1,82 @@
+"""
+Fixtures of service tests: apps on a real server, each in a namespace of its own, and workers inside this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from duly import Duly
+from tests.eventually import eventually
+from tests.servers import Server, binary
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+
+@pytest.fixture
+async def make_app(valkey: Server, namespace: str) -> AsyncIterator[Callable[..., Duly]]:
+    apps: list[Duly] = []
+
+    def make(url: str | None = None, **settings: Any) -> Duly:
+        settings = {"namespace": namespace, "drain_grace": 0.2, "concurrency": 16} | settings
+        apps.append(Duly(url or valkey.url, **settings))
+        return apps[-1]
+
+    yield make
+    for app in apps:
+        await app.aclose()
+
+
+@pytest.fixture
+def app(make_app: Callable[..., Duly]) -> Duly:
+    return make_app()
+
+
+@asynccontextmanager
+async def working(app: Duly, **options: Any) -> AsyncIterator[asyncio.Task[None]]:
+    """
+    A worker inside this process; drained in the end, and an error of it is an error of the test.
+    """
+    stop = asyncio.Event()
+    task = asyncio.create_task(app.work(stop=stop, **options))
+    try:
+        yield task
+        stop.set()
+        await task
+    finally:
+        # Twice: the first asks to drain, the second means now.
+        while not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=1)
+
+
+async def state_of(handle: Any) -> str:
+    return (await handle.get()).state.name
+
+
+async def becomes(handle: Any, state: str, within_s: float = 10.0) -> Any:
+    """
+    Wait until a job is in *state*, and return it.
+    """
+
+    async def check() -> Any:
+        job = await handle.get()
+        assert state == job.state.name, job
+        return job
+
+    return await eventually(check, within_s)
+
+
+@pytest.fixture
+def own_server() -> Iterator[Server]:
+    """
+    A server that a test may kill and start again.
+    """
+    server = Server(binary("valkey"), appendfsync="always").start()
+    yield server
+    server.stop()

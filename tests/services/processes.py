@@ -1,0 +1,69 @@
+"""
+Handlers that run in child processes: these import this module, so it must be one of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from duly import Bury, Duly, Retry, Snooze, current_job
+
+app = Duly("redis://nobody.invalid")
+
+
+@app.handler("square", run_in="process")
+def square(number: int) -> int:
+    return number * number
+
+
+@app.handler("about", run_in="process")
+def about() -> dict:
+    job = current_job()
+    job.progress({"half": True})
+    return {
+        "pid": os.getpid(),
+        "id": job.id,
+        "topic": job.topic,
+        "attempt": job.attempt,
+        "revision": job.revision,
+        "context": job.context,
+        "cancelled": job.cancelled,
+        "token": job.token,
+        "remaining": job.remaining(),
+    }
+
+
+@app.handler("sleep", run_in="process", ttr=60, max_attempts=1)
+def sleep(path: str, seconds: float) -> str:
+    Path(path).write_text(str(os.getpid()))
+    time.sleep(seconds)
+    Path(path).write_text("finished")
+    return "finished"
+
+
+@app.handler("end", run_in="process", max_attempts=2)
+def end(how: str) -> object:
+    match how:
+        case "raise":
+            raise KeyError("in a child")
+        case "exit":
+            os._exit(3)
+        case "snooze":
+            return Snooze(0.01) if not Path(current_job().context["path"]).exists() else "woke"
+        case "retry":
+            raise Retry(0.01, "again, please")
+        case "bury":
+            return Bury("enough")
+        case "unserialisable":
+            return object()
+        case "progress":
+            current_job().progress("x" * 10_000)
+    return None
+
+
+@app.handler("linger", run_in="process", concurrency=1)
+def linger(path: str) -> None:
+    Path(path).write_text(str(os.getpid()))
+    time.sleep(600)

@@ -1,0 +1,219 @@
+"""
+What people do to jobs while a worker runs them: cancel, replace, reschedule, requeue, wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import redis
+
+from duly import Conflict, JobCancelled, JobFailed, JobNotFound, UsageError, current_job
+from duly.job import JobState
+from tests.eventually import eventually
+from tests.services import processes
+from tests.services.conftest import becomes, working
+
+
+async def test_cancelling_stops_an_async_handler_within_milliseconds(app):
+    started, stopped = asyncio.Event(), []
+
+    @app.handler("long")
+    async def long() -> None:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            stopped.append(time.monotonic())
+            raise
+
+    async with working(app):
+        job = await app.enqueue(long.job())
+        await asyncio.wait_for(started.wait(), 10)
+        asked = time.monotonic()
+        assert JobState.cancelled is await job.cancel()
+        await eventually(lambda: bool(stopped))
+        assert stopped[0] - asked < 0.25
+        with pytest.raises(JobCancelled):
+            await job.result(timeout=10)
+    assert ("cancelled", 0, 0) == ((await job.get()).state.name, (await job.get()).attempts, (await job.get()).crashes)
+
+
+async def test_cancelling_tells_a_thread_and_what_it_returns_does_not_count(app):
+    started, told = threading.Event(), []
+
+    @app.handler("long")
+    def long() -> str:
+        started.set()
+        told.append(current_job().cancelled_event.wait(10))
+        return "too late"
+
+    async with working(app):
+        job = await app.enqueue(long.job())
+        await eventually(started.is_set)
+        asked = time.monotonic()
+        await job.cancel()
+        await eventually(lambda: [True] == told)
+        assert time.monotonic() - asked < 0.25
+    assert ("cancelled", b'{"type":"cancelled"}') == ((await job.get()).state.name, (await job.get()).outcome)
+
+
+async def test_cancelling_kills_a_process(app, tmp_path):
+    app.handlers.add(processes.linger)
+    path = tmp_path / "pid"
+    async with working(app):
+        job = await app.enqueue(processes.linger.job(str(path)))
+        await eventually(lambda: path.exists() and path.read_text() != "", 30)
+        asked = time.monotonic()
+        await job.cancel()
+        stat = Path("/proc", path.read_text(), "cmdline")
+        await eventually(lambda: not stat.exists() or not stat.read_bytes())
+        assert time.monotonic() - asked < 0.5
+    assert "cancelled" == (await job.get()).state.name
+
+
+async def test_cancelling_an_ended_job_returns_its_state_and_a_waiting_one_never_runs(app):
+    ran = []
+
+    @app.handler("quick")
+    async def quick() -> None:
+        ran.append(current_job().id)
+
+    waiting = await app.enqueue(quick.job(), id="waiting", delay=0.1)
+    assert JobState.cancelled is await waiting.cancel()
+    async with working(app):
+        job = await app.enqueue(quick.job(), id="done", delay=0.2)
+        await job.result(timeout=10)
+        assert JobState.succeeded is await job.cancel()
+    assert ["done"] == ran
+    with pytest.raises(JobNotFound):
+        await app.job("quick", "never").cancel()
+
+
+async def test_replacing_a_running_job_tells_it_and_runs_the_new_revision(app):
+    log = []
+
+    @app.handler("version")
+    async def version(number: int) -> int:
+        log.append(f"started {number}")
+        try:
+            await asyncio.sleep(60 if number == 1 else 0)
+        except asyncio.CancelledError:
+            log.append(f"stopped {number}")
+            raise
+        return number
+
+    async with working(app):
+        first = await app.enqueue(version.job(1), id="v")
+        await eventually(lambda: ["started 1"] == log)
+        second = await app.enqueue(version.job(2), id="v", on_conflict="replace")
+        assert second.created
+        assert second.placed.revision > first.placed.revision
+        assert 2 == await second.result(timeout=10)
+    assert {"started 1", "stopped 1", "started 2"} == set(log)
+    assert 1 == (await second.get()).attempts
+
+
+async def test_a_job_that_waits_can_be_moved_and_one_that_runs_cannot(app):
+    gate = asyncio.Event()
+
+    @app.handler("moved")
+    async def moved() -> str:
+        await gate.wait()
+        return "done"
+
+    async with working(app):
+        job = await app.enqueue(moved.job(), delay=timedelta(hours=1))
+        placed = await job.reschedule(delay=0.05)
+        assert placed.revision > job.placed.revision
+        await becomes(job, "running")
+        with pytest.raises(Conflict, match="is running"):
+            await job.reschedule(delay=5)
+        with pytest.raises(Conflict):
+            await job.requeue()
+        gate.set()
+        assert "done" == await job.result(timeout=10)
+        with pytest.raises(Conflict):
+            await job.reschedule(due_at=datetime.now(UTC))
+    for wrong in ({}, {"delay": 1, "due_at": datetime.now(UTC)}, {"due_at": datetime.now()}):  # noqa: DTZ005
+        with pytest.raises(UsageError):
+            await job.reschedule(**wrong)
+
+
+async def test_a_requeued_job_runs_again_from_the_first_attempt(app):
+    fail = [True]
+
+    @app.handler("mended", max_attempts=1)
+    async def mended() -> int:
+        if fail[0]:
+            raise RuntimeError("broken")
+        return current_job().attempt
+
+    async with working(app):
+        job = await app.enqueue(mended.job())
+        with pytest.raises(JobFailed, match="broken"):
+            await job.result(timeout=10)
+        fail[0] = False
+        await job.requeue()
+        assert 1 == await job.result(timeout=10)
+
+
+async def test_a_result_is_awaited_for_as_long_as_asked(app):
+    with pytest.raises(TimeoutError):
+        await (await app.enqueue("nobody", {})).result(timeout=0.05)
+    with pytest.raises(JobNotFound):
+        await app.job("nobody", "unknown").result(timeout=1)
+
+
+async def test_what_expires_before_it_starts_is_cancelled(app):
+    @app.handler("late")
+    async def late() -> None: ...
+
+    job = await app.enqueue(late.job(), expires=datetime.now(UTC) + timedelta(milliseconds=50))
+    await eventually(lambda: datetime.now(UTC) > job.due_at + timedelta(milliseconds=60))
+    async with working(app):
+        with pytest.raises(JobCancelled, match="expired"):
+            await job.result(timeout=10)
+
+
+async def test_waiters_are_woken_by_the_end_itself_and_not_by_the_next_look(app, monkeypatch):
+    # Looks would be a minute apart: only a message can be as quick as this.
+    monkeypatch.setattr("duly.waiting.RECHECK_S", 60)
+
+    @app.handler("quick")
+    async def quick(number: int) -> int:
+        return number
+
+    async with working(app):
+        for number in range(20):
+            # Sent first, awaited while it may be ending: no message falls between look and subscription.
+            job = await app.enqueue(quick.job(number))
+            assert number == await job.result(timeout=5)
+        jobs = [await app.enqueue(quick.job(number), delay=0.1) for number in range(20)]
+        assert list(range(20)) == await asyncio.gather(*(job.result(timeout=5) for job in jobs))
+
+
+async def test_waiters_survive_a_cut_subscription(app, valkey, monkeypatch):
+    monkeypatch.setattr("duly.waiting.RECHECK_S", 60)
+    gate = asyncio.Event()
+
+    @app.handler("held")
+    async def held() -> str:
+        await gate.wait()
+        return "done"
+
+    raw = redis.Redis(unix_socket_path=str(valkey.socket))
+    async with working(app):
+        job = await app.enqueue(held.job())
+        waiting = asyncio.create_task(job.result(timeout=20))
+        await becomes(job, "running")
+        await eventually(lambda: raw.pubsub_numsub((app._store.keys[0].fixed["ended_channel"]))[0][1] == 1)
+        raw.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        gate.set()
+        assert "done" == await asyncio.wait_for(waiting, 5)
+    raw.close()
