@@ -45,11 +45,12 @@ redis:
 	echo "no redis-server found: the store tests run on the embedded Valkey only" >&2; \
 	if [ -n "$$CI" ]; then exit 1; fi
 
-check: setup ## Lint, check format, types and import directions
+check: setup ## Lint, check format, types, import directions and script headers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy src $(wildcard tests/typing/*.py)
 	$(BIN)/lint-imports
+	$(BIN)/pytest -q tests/unit/test_scripts.py
 
 # One after another: tests start real servers and kill processes, and lateness is measured.
 test: setup ## Run the tests, without the long ones (ARGS='-k claim' for some of them)
