@@ -338,7 +338,7 @@ class Store:
         }
         topics = [want.topic for want in wants]
         answer = await self._run("claim", shard, topics, fixed, args, again={"again": "1"})
-        now_ms, next_due, next_lease, rank, peers, unnamed, resumed, leased = answer
+        now_ms, next_due, next_lease, rank, peers, unnamed, resumed, leased, long = answer
         behind = tuple(name.decode() for name in unnamed)
         look = Look(now_ms, 0, _ms(next_due), _ms(next_lease), rank, peers, behind)
         if not leased:
@@ -348,11 +348,13 @@ class Store:
             want.topic.encode(): (want.ttr_ms, int(paused))
             for want, paused in zip(wants, resumed, strict=True)
         }
+        apart = dict(zip(long[::2], long[1::2], strict=True))
         leases = []
-        for at in range(0, len(leased), 3):
+        for at in range(0, len(leased), 2):
             member = leased[at]
             ttr_ms, resumed_ms = about[member[: member.index(b"/")]]
-            leases.append(lease_of(member, leased[at + 1], leased[at + 2], ttr_ms, resumed_ms, terms))
+            body = apart.get(member, b"") if apart else b""
+            leases.append(lease_of(member, leased[at + 1], body, ttr_ms, resumed_ms, terms))
         return Claimed(leases, look)
 
     async def wait(self, topics: Iterable[str], seconds: float) -> bool:

@@ -34,7 +34,7 @@
 --          topic...  three for each topic: name, free slots, time to run of its handler
 -- returns  {now_ms, next_due_ms, next_lease_ms, rank of the timer, how many others hold a slot,
 --          topics due but not named,
---          {end of its last pause for each topic}, {member, record, body kept apart, ...}}
+--          {end of its last pause for each topic}, {member, record, ...}, {member, body kept apart, ...}}
 -- cost     O(limit * log n)
 
 local now = clock(now_ms)
@@ -60,12 +60,17 @@ for at = 1, #names do
   resumed[at] = about[3 * at] or '0'
 end
 
-local leased = {}
+local leased, long = {}, {}
 local turn, left, bytes = tonumber(number), tonumber(limit), tonumber(max_bytes)
+
+local function add_body(member)
+  local at = #long
+  long[at + 1], long[at + 2] = member, redis.call('HGET', bodies, member) or ''
+end
 
 local function answer(unnamed, next_due)
   local rank, peers = hold_timer(name, role, now)
-  return {now, next_due or first_score(due), first_score(leases), rank, peers, names_of(unnamed), resumed, leased}
+  return {now, next_due or first_score(due), first_score(leases), rank, peers, names_of(unnamed), resumed, leased, long}
 end
 
 -- A claim that may have run before is known by its nonce; one that finds nothing to take need not ask.
@@ -83,7 +88,7 @@ if last and string.sub(last, 1, 8) == nonce then
     if job and job.state == RUNNING and job[NONCE] == nonce then
       local at = #leased
       leased[at + 1], leased[at + 2] = job.member, write(job)
-      leased[at + 3] = job.apart and redis.call('HGET', bodies, job.member) or ''
+      if job.apart then add_body(job.member) end
     end
   end
   return answer({})
@@ -95,8 +100,11 @@ for at = 1, #names do until_of[at] = now + math.min(lease_for, ttr[at] + grace) 
 -- What this claim writes into every record: nonce, worker, started.
 local claimed_by = nonce .. worker_id .. encode(NUMBER, now)
 
+-- Where options begin in what a claim leaves as it is: due, revision, request, options, body.
+local OPTIONS_IN_REST = 23
+
 -- Lease a job to the worker if its body still fits into the answer; one always does.
-local function lease(member, topic, mark, attempts, crashes, marks, entry, rest, options_from)
+local function lease(member, topic, mark, attempts, crashes, marks, entry, rest)
   local size = #rest
   if mark >= 128 then size = redis.call('HSTRLEN', bodies, member) end
   if size > bytes and taken > 0 then
@@ -108,15 +116,15 @@ local function lease(member, topic, mark, attempts, crashes, marks, entry, rest,
   local position = place[topic]
   local until_ms = until_of[position]
   if mark % 64 >= 32 then
-    local _, own_ttr = decode(OPTIONS, rest, options_from)
+    local _, own_ttr = decode(OPTIONS, rest, OPTIONS_IN_REST)
     if own_ttr > 0 then until_ms = now + math.min(lease_for, own_ttr + grace) end
   end
   lease_scores[2 * taken + 1], lease_scores[2 * taken + 2] = until_ms, member
   local record = encode(START, mark - mark % 8 + RUNNING, attempts, crashes, 0, marks, entry) .. NOT_ENDED
     .. encode(NUMBER, token + taken) .. claimed_by .. rest
   keep('claimed', member, record)
-  leased[3 * taken + 1], leased[3 * taken + 2] = member, record
-  leased[3 * taken + 3] = mark >= 128 and redis.call('HGET', bodies, member) or ''
+  leased[2 * taken + 1], leased[2 * taken + 2] = member, record
+  if mark >= 128 then add_body(member) end
   taken = taken + 1
   names_taken[taken] = member
   taken_of[position] = (taken_of[position] or 0) + 1
@@ -168,7 +176,7 @@ local function take_ready(position, lane, want)
       drop_entry(topic, lane, entry)
       finish('cancelled', read(member, record), topic, CANCELLED, now, tonumber(keep_ms), '{"type":"expired"}', 'expired')
       ready[position] = ready[position] - 1
-    elseif not lease(member, topic, mark, attempts, crashes, marks, entry, cut(record, DUE_AT), OPTIONS_AT - DUE_AT + 1) then
+    elseif not lease(member, topic, mark, attempts, crashes, marks, entry, cut(record, DUE_AT)) then
       return unread(key, found, at)
     else
       ready[position] = ready[position] - 1
@@ -196,9 +204,15 @@ local numbers, used = nil, 0
 local unnamed = for_each_due(now, 200, tonumber(keep_ms), function(member, topic, record, due_ms)
   local position = place[topic]
   if free[position] > 0 and left > 0 and bytes > 0 then
-    local mark, attempts, crashes, _, marks, rest = start_of(record, due_ms)
-    if (crashes == 0 or suspects == '1')
-      and lease(member, topic, mark, attempts, crashes, marks, 0, cut(rest, DUE_AT - ENDED_AT + 1), OPTIONS_AT - DUE_AT + 1) then
+    local mark, attempts, crashes, _, marks = decode(START, record)
+    local rest
+    if mark % 128 < 64 then
+      -- Its first run: all that there is to keep is when it was due, and what follows the mark.
+      mark, attempts, crashes, marks, rest = mark + 64, 0, 0, 0, encode(NUMBER, due_ms) .. cut(record, 2)
+    else
+      rest = cut(record, DUE_AT)
+    end
+    if (crashes == 0 or suspects == '1') and lease(member, topic, mark, attempts, crashes, marks, 0, rest) then
       return
     end
   end
