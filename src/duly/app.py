@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import msgspec
 
 from duly.connection import Link
-from duly.errors import DulyError, StoreUnavailable, UsageError
+from duly.errors import DulyError, OutcomeUnknown, StoreUnavailable, UsageError
 from duly.handle import JobHandle
 from duly.handlers import Handlers
 from duly.hooks import Hooks
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from duly.backoff import Backoff, Seconds
     from duly.embedded.server import EmbeddedServer
     from duly.handlers import Decorator, RunIn
+    from duly.job import Order
     from duly.namespace import ServerFacts
     from duly.newjob import Options
 
@@ -162,7 +163,15 @@ class Duly:
             job = new_job(job, payload, self.settings.limits)
         if options:
             job = job.options(**options)
-        placed = await (await self.store()).enqueue(self._order(job))
+        order = self._order(job)
+        try:
+            placed = await (await self.store()).enqueue(order)
+        except OutcomeUnknown as error:
+            if job.id is not None:
+                raise
+            # Without it, the same call would make another job beside the one that may be there.
+            msg = f"{error}, with id={order.key.id!r}, which it was given"
+            raise OutcomeUnknown(msg) from error
         return JobHandle(self, placed.key, placed)
 
     async def enqueue_many(self, jobs: Iterable[NewJob[Any]]) -> list[JobHandle[Any] | DulyError]:
@@ -185,7 +194,7 @@ class Duly:
             )
         return outcomes
 
-    def _order(self, job: NewJob[Any]) -> Any:
+    def _order(self, job: NewJob[Any]) -> Order:
         handler = self.handlers.get(job.topic)
         if (
             job.max_crashes is None

@@ -43,7 +43,7 @@ class ShardKeys:
 
     def stream(self, topic: str, lane: Lane) -> str:
         """
-        stream  one entry per ready or running job
+        stream  one entry per job that is ready, or was when it was claimed
         """
         return self.lanes(topic)[lane]
 
@@ -65,7 +65,7 @@ FIXED = {
     "leases": "zset     member -> lease end",
     "done": "zset     succeeded and cancelled member -> keep until",
     "dead": "zset     dead member -> keep until",
-    "claims": "hash     worker -> number and members of its last claim",
+    "claims": "hash     worker -> nonce and members of its last claim",
     "workers": "hash     worker -> what it says of itself",
     "beats": "zset     worker -> when it was heard last",
     "events": "stream   what happened, one packed entry per script call",

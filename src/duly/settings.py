@@ -68,15 +68,15 @@ class Settings:
     stall_ms: int = 60_000  #: a worker that makes no progress for so long exits
 
     # How large things may be
-    payload_limit: int = 256 * KIB
-    result_limit: int = 256 * KIB
-    context_limit: int = 8 * KIB
+    payload_limit: int = 256 * KIB  #: what a job is given
+    result_limit: int = 256 * KIB  #: what its handler returns
+    context_limit: int = 8 * KIB  #: what travels with it, and what it reports as progress
 
     # What is kept once it has ended
-    keep_succeeded_ms: int = 24 * HOUR_MS
-    keep_succeeded_bytes: int = 256 * MIB
-    keep_dead_ms: int = 14 * 24 * HOUR_MS
-    keep_dead_bytes: int = 256 * MIB
+    keep_succeeded_ms: int = 24 * HOUR_MS  #: how long, unless the job says otherwise; cancelled ones, too
+    keep_succeeded_bytes: int = 256 * MIB  #: how much of them, in the whole namespace
+    keep_dead_ms: int = 14 * 24 * HOUR_MS  #: how long dead jobs wait for somebody to look
+    keep_dead_bytes: int = 256 * MIB  #: how much of them, in the whole namespace
     events_rows: int = 1_000_000  #: per shard
     events_bytes: int = 256 * MIB  #: per shard
 

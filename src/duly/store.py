@@ -16,6 +16,7 @@ from duly.errors import (
     JobExists,
     JobNotFound,
     LeaseLost,
+    OutcomeUnknown,
     QueueFull,
     StoreUnavailable,
 )
@@ -180,6 +181,9 @@ class Store:
     async def enqueue_many(self, orders: Sequence[Order]) -> list[Placed | DulyError]:
         """
         Accept any number of jobs; the answer holds one outcome for each, in their order.
+
+        Raises:
+            StoreUnavailable, OutcomeUnknown: What became of every single one, so that it is not overlooked.
         """
         by_shard: dict[int, list[int]] = {}
         for position, order in enumerate(orders):
@@ -193,6 +197,8 @@ class Store:
             found = await self._in_turn(shard, batches, at_once=IN_FLIGHT if distinct else 1)
             for position, answer in zip(positions, found, strict=True):
                 answers[position] = answer
+        if answers and all(isinstance(answer, StoreUnavailable | OutcomeUnknown) for answer in answers):
+            raise answers[0]
         return answers
 
     async def _in_turn(
@@ -202,18 +208,27 @@ class Store:
         Send batches, some of them at once: the server works on one while the next is written.
         """
         answers: list[Placed | DulyError] = []
-        under_way: deque[asyncio.Task[list[Placed | DulyError]]] = deque()
+        under_way: deque[tuple[int, asyncio.Task[list[Placed | DulyError]]]] = deque()
+
+        async def settle() -> None:
+            size, task = under_way.popleft()
+            try:
+                answers.extend(await task)
+            except DulyError as error:
+                # Other calls may have been accepted: the jobs of this one are told, the others keep theirs.
+                answers.extend([error] * size)
+
         try:
             for batch in batches:
-                under_way.append(asyncio.create_task(self._enqueue(shard, batch)))
+                under_way.append((len(batch), asyncio.create_task(self._enqueue(shard, batch))))
                 # Lets the task write its call before this one goes on to the next.
                 await asyncio.sleep(0)
                 if len(under_way) >= at_once:
-                    answers += await under_way.popleft()
+                    await settle()
             while under_way:
-                answers += await under_way.popleft()
+                await settle()
         except BaseException:
-            for task in under_way:
+            for _, task in under_way:
                 task.cancel()
             raise
         return answers

@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
+def server(valkey: Server) -> Server:
+    """
+    Services talk to the store, and that is tested on both servers.
+    """
+    return valkey
+
+
+@pytest.fixture
 async def make_app(valkey: Server, namespace: str) -> AsyncIterator[Callable[..., Duly]]:
     apps: list[Duly] = []
 

@@ -42,7 +42,7 @@ async def test_a_drain_claims_no_more_and_finishes_what_runs(make_app):
     gate.set()
     await asyncio.wait_for(work, 10)
     assert {"succeeded": 2, "ready": 4} == {k: v for k, v in (await counts(app, "held")).items() if v}
-    assert 2 == sum((await job.get()).attempts for job in jobs)
+    assert 2 == sum([(await job.get()).attempts for job in jobs])
 
 
 async def _equal(app, topic: str, **expected: int) -> bool:

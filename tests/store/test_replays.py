@@ -389,3 +389,28 @@ async def test_a_reader_of_events_is_not_disturbed_by_lost_replies(far, proxy):
     proxy.cut("after", "XRANGE")
     _, events = await Feed(far).read(0, None)
     assert (1, ["enqueued"]) == (proxy.made, [event.verb for event in events])
+
+
+async def test_a_bulk_enqueue_that_fails_half_way_tells_each_job_what_became_of_it(far, monkeypatch):
+    sent = []
+    send = far._enqueue
+
+    async def fail_the_second(shard, batch):
+        sent.append(batch)
+        if len(sent) == 2:
+            raise StoreUnavailable("no more")
+        return await send(shard, batch)
+
+    monkeypatch.setattr(far, "_enqueue", fail_the_second)
+    answers = await far.enqueue_many([order(str(at)) for at in range(1200)])
+    words = [getattr(answer, "word", type(answer).__name__) for answer in answers]
+    assert ["created"] * 500 + ["StoreUnavailable"] * 500 + ["created"] * 200 == words
+
+
+async def test_a_bulk_enqueue_of_which_nothing_was_accepted_raises(far, monkeypatch):
+    async def fail(shard, batch):
+        raise StoreUnavailable("not there")
+
+    monkeypatch.setattr(far, "_enqueue", fail)
+    with pytest.raises(StoreUnavailable, match="not there"):
+        await far.enqueue_many([order(str(at)) for at in range(700)])

@@ -192,8 +192,9 @@ local function commit(now_ms, nonce, worker)
   end
   if done_weight ~= 0 then redis.call('HINCRBY', meta, 'done_bytes', done_weight) end
   if dead_weight ~= 0 then redis.call('HINCRBY', meta, 'dead_bytes', dead_weight) end
-  for _, message in ipairs(stops) do redis.call('PUBLISH', stop, message) end
-  for _, member in ipairs(endings) do redis.call('PUBLISH', ended_channel, member) end
+  -- Only hints: who misses one looks again.  A user without the right to publish must not undo what is written.
+  for _, message in ipairs(stops) do redis.pcall('PUBLISH', stop, message) end
+  for _, member in ipairs(endings) do redis.pcall('PUBLISH', ended_channel, member) end
 end
 
 local function wake_topics()

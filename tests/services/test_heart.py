@@ -1,0 +1,225 @@
+"""
+The heart and the watch over every loop: leases are extended whatever a handler does, and a stalled process is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+import redis
+
+from duly import Duly, StoreUnavailable
+from duly.services import pruner, service
+from duly.services.heart import Heart
+from duly.services.service import Pulse, run_forever
+from tests.eventually import eventually
+from tests.services.conftest import becomes, working
+from tests.store.kit import claim, enqueue
+
+
+class Neighbour(threading.Thread):
+    """
+    A worker on a loop of its own that recovers what others abandon.
+    """
+
+    def __init__(self, url: str, **settings) -> None:
+        super().__init__(daemon=True)
+        self.url, self.settings = url, settings
+        self.stop, self.loop = asyncio.Event(), None
+
+    def run(self) -> None:
+        asyncio.run(self._work())
+
+    async def _work(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        app = Duly(self.url, **self.settings)
+
+        @app.handler("elsewhere")
+        async def elsewhere() -> None: ...
+
+        async with app:
+            await app.work(stop=self.stop)
+
+    def end(self) -> None:
+        self.loop.call_soon_threadsafe(self.stop.set)
+        self.join(10)
+
+
+async def test_a_handler_that_blocks_the_loop_past_its_lease_keeps_it(make_app, valkey, namespace):
+    settings = {"lease": 0.5, "recover_scan": 0.05}
+    app = make_app(**settings)
+    runs = []
+
+    @app.handler("block")
+    async def block() -> str:
+        runs.append(1)
+        time.sleep(1.7)
+        return "kept"
+
+    await app.store()
+    neighbour = Neighbour(valkey.url, namespace=namespace, **settings)
+    neighbour.start()
+    try:
+        async with working(app):
+            job = await app.enqueue(block.job())
+            assert "kept" == await job.result(timeout=10)
+    finally:
+        neighbour.end()
+    assert ([1], 1, 0) == (runs, (await job.get()).attempts, (await job.get()).crashes)
+
+
+async def test_a_long_job_is_extended_again_and_again(make_app):
+    app = make_app(lease=0.3, recover_scan=0.05)
+
+    @app.handler("long")
+    async def long() -> str:
+        await asyncio.sleep(1.2)
+        return "kept"
+
+    async with working(app):
+        job = await app.enqueue(long.job())
+        assert "kept" == await job.result(timeout=10)
+    assert (1, 0) == ((await job.get()).attempts, (await job.get()).crashes)
+
+
+async def test_a_beat_extends_what_is_held_and_names_what_is_lost(store, clock):
+    await enqueue(store, "held")
+    await enqueue(store, "lost")
+    leases = await claim(store)
+    await store.cancel([lease.key for lease in leases if lease.key.id == "lost"])
+    lost = []
+    heart = Heart(
+        lambda: store,
+        worker="w1",
+        about=lambda: b"{}",
+        held=lambda: leases,
+        lost=lost.extend,
+        pulse=Pulse(),
+        stall_s=60,
+        stalled=lambda names: None,
+        died=lambda error: None,
+    )
+    clock.advance(s=10)
+    assert 1 == await heart.run_once(store)
+    assert ["lost"] == [lease.key.id for lease in lost]
+    score = await store.link.call("ZSCORE", store.keys[0].fixed["leases"], "mail/held")
+    assert clock.now_ms + store.lease_ms == int(score)
+
+
+async def test_a_cancellation_whose_message_was_lost_is_noticed_by_the_heart(make_app, valkey):
+    app = make_app(lease=0.6)
+    stopped = []
+
+    @app.handler("long")
+    async def long() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            stopped.append(1)
+            raise
+
+    raw = redis.Redis(unix_socket_path=str(valkey.socket))
+    async with working(app):
+        job = await app.enqueue(long.job())
+        await becomes(job, "running")
+        raw.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        await job.cancel()
+        await eventually(lambda: bool(stopped), 3)
+    raw.close()
+
+
+async def test_a_heart_that_dies_takes_the_crew_down(app, monkeypatch):
+    async def fail(self, store):
+        raise ZeroDivisionError("no heart")
+
+    monkeypatch.setattr(Heart, "run_once", fail)
+
+    @app.handler("any")
+    async def any_() -> None: ...
+
+    with pytest.raises(ZeroDivisionError, match="no heart"):
+        await asyncio.wait_for(app.work(), 10)
+
+
+async def test_a_service_that_fails_for_no_fault_of_the_store_takes_the_crew_down(app, monkeypatch):
+    async def fail(self):
+        raise ZeroDivisionError("no pruner")
+
+    monkeypatch.setattr(pruner.Pruner, "run_once", fail)
+
+    @app.handler("any")
+    async def any_() -> None: ...
+
+    with pytest.raises(ZeroDivisionError, match="no pruner"):
+        await asyncio.wait_for(app.work(), 10)
+
+
+async def test_a_stalled_loop_is_noticed_while_it_stalls(make_app):
+    app = make_app(block=0.1, timer_scan=0.1, recover_scan=0.1, stall=0.5, lease=0.3)
+    told: list[str] = []
+
+    @app.handler("block")
+    async def block() -> list[str]:
+        time.sleep(1.2)
+        return list(told)
+
+    async with working(app, stalled=told.extend):
+        # Waiting for nothing to do is no stall.
+        await (await app.enqueue(block.job(), delay=1.2, id="first")).get()
+        await asyncio.sleep(1.0)
+        assert [] == told
+        seen = await app.job("block", "first").result(timeout=10)
+    assert {"worker", "timer 0"} <= set(seen)
+
+
+async def test_a_pulse_names_the_loops_that_made_no_progress(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(service.time, "monotonic", lambda: now[0])
+    pulse = Pulse()
+    assert ([], 0) == (pulse.stalled(1), pulse.age_s)
+    pulse.beat("a")
+    now[0] += 5
+    pulse.beat("b")
+    assert (["a"], 5) == (pulse.stalled(3), pulse.age_s)
+    pulse.forget("a")
+    assert [] == pulse.stalled(3)
+
+
+class Fickle:
+    """
+    A service that does what it is told to, run by run.
+    """
+
+    every_s = 0.0
+
+    def __init__(self, *script) -> None:
+        self.script = list(script)
+        self.pauses: list[float] = []
+
+    async def run_once(self) -> int:
+        step = self.script.pop(0)
+        if isinstance(step, BaseException):
+            raise step
+        return step
+
+
+async def test_a_loop_survives_an_unavailable_store_with_growing_pauses(monkeypatch):
+    slept = []
+
+    async def sleep(seconds):
+        slept.append(seconds)
+
+    monkeypatch.setattr(service.asyncio, "sleep", sleep)
+    away = StoreUnavailable("away")
+    fickle = Fickle(*([away] * 8), 1, away, KeyError("the end"))
+    pulse = Pulse()
+    with pytest.raises(KeyError):
+        await run_forever(fickle, pulse, "fickle")
+    first, grown, after = slept[:8], slept[6:8], slept[9]
+    assert all(0.5 * pause <= slept_s <= pause for pause, slept_s in zip([0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2, 2], first, strict=True))
+    assert all(pause <= 2 for pause in grown)
+    assert after <= 0.05, "a success begins anew"
+    assert [] == pulse.stalled(0), "who ended is not watched"

@@ -1,0 +1,123 @@
+"""
+A server that goes away and comes back; and calls that leave together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from duly import StoreUnavailable
+from duly.store import Store
+from tests.eventually import eventually
+from tests.services.conftest import becomes, working
+
+
+async def test_everything_goes_on_when_a_killed_server_comes_back(own_server, make_app):
+    app = make_app(own_server.url, lease=1, recover_scan=0.1)
+    gate, runs = asyncio.Event(), []
+
+    @app.handler("held")
+    async def held() -> str:
+        runs.append("held")
+        await gate.wait()
+        return "kept"
+
+    @app.handler("quick")
+    async def quick(number: int) -> int:
+        runs.append(number)
+        return number
+
+    async with working(app):
+        running = await app.enqueue(held.job())
+        later = await app.enqueue(quick.job(1), delay=1.5)
+        await becomes(running, "running")
+        waiting = asyncio.create_task(running.result(timeout=30))
+        own_server.kill()
+        # Longer than a lease, and the outcome falls due meanwhile.
+        sending = asyncio.create_task(app.enqueue(quick.job(2)))
+        await asyncio.sleep(0.6)
+        gate.set()
+        await asyncio.sleep(0.7)
+        own_server.start()
+        assert 2 == await (await sending).result(timeout=20)
+        assert 1 == await later.result(timeout=20)
+        assert "kept" == await waiting
+    assert ["held"] == [run for run in runs if run == "held"]
+    assert {(1, 0)} == {(job.attempts, job.crashes) for job in [await each.get() for each in (running, later)]}
+
+
+async def test_an_idle_worker_survives_a_restart_and_works_on(own_server, make_app):
+    app = make_app(own_server.url)
+
+    @app.handler("quick")
+    async def quick() -> str:
+        return "done"
+
+    async with working(app):
+        assert "done" == await (await app.enqueue(quick.job())).result(timeout=10)
+        for _ in range(2):
+            own_server.kill()
+            own_server.start()
+            assert "done" == await (await app.enqueue(quick.job(), delay=0.05)).result(timeout=20)
+
+
+async def test_a_sender_is_told_that_nothing_was_changed_when_there_is_no_server(own_server, make_app):
+    app = make_app(own_server.url)
+    (await app.store()).link.patience_s = 0.2
+    own_server.kill()
+    with pytest.raises(StoreUnavailable, match="nothing was changed"):
+        await app.enqueue("quick", {}, id="a")
+    own_server.start()
+    assert (await app.enqueue("quick", {}, id="a")).created
+
+
+async def test_an_emptied_server_is_made_usable_again(own_server, make_app):
+    app = make_app(own_server.url, block=0.1)
+
+    @app.handler("quick")
+    async def quick() -> str:
+        return "done"
+
+    async with working(app):
+        await (await app.enqueue(quick.job())).result(timeout=10)
+        await (await app.store()).link.call("FLUSHALL")
+        assert "done" == await (await app.enqueue(quick.job())).result(timeout=10)
+        assert "done" == await (await app.enqueue(quick.job(), delay=0.1)).result(timeout=10)
+
+
+async def test_calls_that_are_under_way_together_share_script_calls(app, monkeypatch):
+    calls: dict[str, int] = {}
+    run = Store._run
+
+    async def count(self, name, *args, **options):
+        calls[name] = calls.get(name, 0) + 1
+        return await run(self, name, *args, **options)
+
+    monkeypatch.setattr(Store, "_run", count)
+
+    @app.handler("quick")
+    async def quick() -> None: ...
+
+    jobs = await asyncio.gather(*(app.enqueue(quick.job()) for _ in range(500)))
+    assert 500 == len({job.id for job in jobs})
+    assert calls["enqueue"] <= 10
+    async with working(app, concurrency=100):
+
+        async def ended() -> bool:
+            return 500 == (await (await app.views()).stats()).topics[0].counts["succeeded"]
+
+        await eventually(ended)
+    assert calls["ack"] <= 100
+
+
+async def test_a_caller_that_gives_up_leaves_the_group_and_the_others_do_not_suffer(app):
+    await app.store()
+    tasks = [asyncio.create_task(app.enqueue("quick", {}, id=f"j{number}")) for number in range(50)]
+    await asyncio.sleep(0)
+    for task in tasks[::2]:
+        task.cancel()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(answer, asyncio.CancelledError) for answer in answers[::2])
+    assert all(answer.created for answer in answers[1::2])

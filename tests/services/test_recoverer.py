@@ -1,0 +1,231 @@
+"""
+The recoverer: takes back what was abandoned, and holds back when time itself is in doubt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from duly.job import JobState
+from duly.services.outlook import Outlook
+from duly.services.recoverer import Recoverer
+from duly.store import Look
+from tests.eventually import eventually
+from tests.services.conftest import becomes, working
+from tests.services.test_limits import Gauge
+from tests.store.kit import claim, enqueue, key
+
+
+class FakeTime:
+    """
+    A monotonic clock that a test moves.
+    """
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def monotonic(monkeypatch) -> FakeTime:
+    fake = FakeTime()
+    monkeypatch.setattr("duly.services.recoverer.time", fake)
+    monkeypatch.setattr("duly.services.outlook.time", fake)
+    return fake
+
+
+class Scene:
+    """
+    A recoverer with its outlook, the server's clock and this process's, moved together or apart.
+    """
+
+    def __init__(self, store, clock, monotonic) -> None:
+        self.store, self.clock, self.monotonic = store, clock, monotonic
+        self.outlook = Outlook()
+        self.recoverer = Recoverer(store, 0, self.outlook, every_s=1)
+
+    async def begin(self) -> None:
+        # As in a process that has seen this server before: its start is not in question here.
+        await self.recoverer._watch_server()
+        self.recoverer._hold_until_s, self.recoverer._doubt = 0, False
+        await self.look()
+        await self.recoverer.run_once()
+
+    def passes(self, s: float, *, server_s: float | None = None) -> None:
+        self.monotonic.now_s += s
+        self.clock.advance(s=s if server_s is None else server_s)
+
+    async def look(self, *, took_s: float = 0) -> None:
+        """
+        What a claim or promote would note; the answer may have been read late.
+        """
+        sent_s = self.monotonic.now_s
+        head = await self.store.link.call("ZRANGE", self.store.keys[0].fixed["leases"], 0, 0, "WITHSCORES")
+        look = Look(self.clock.now_ms, 0, None, int(float(head[1])) if head else None, 0, ())
+        self.passes(took_s)
+        self.outlook.note(look, sent_s)
+
+    async def steps(self, s: float) -> int:
+        """
+        Let *s* seconds pass with a look and a run of the recoverer each second.
+        """
+        touched = 0
+        for _ in range(int(s)):
+            self.passes(1)
+            await self.look()
+            touched += await self.recoverer.run_once()
+        return touched
+
+
+@pytest.fixture
+async def scene(store, clock, monotonic) -> Scene:
+    scene = Scene(store, clock, monotonic)
+    await scene.begin()
+    return scene
+
+
+async def test_an_abandoned_job_is_recovered_when_its_lease_is_over(scene, store, views):
+    await enqueue(store, "a")
+    assert 1 == len(await claim(store))
+    assert 0 == await scene.steps(14)
+    assert 1 == await scene.steps(3)
+    job = await views.get(key("a"))
+    assert (JobState.scheduled, 1) == (job.state, job.crashes)
+
+
+async def test_after_a_jump_of_the_servers_clock_it_holds_back_for_a_lease_and_counts_no_crash(scene, store, views, feed):
+    await enqueue(store, "extended")
+    await enqueue(store, "abandoned")
+    leases = await claim(store)
+    await scene.steps(1)
+    scene.passes(1, server_s=3_600)
+    await scene.look()
+    assert 0 == await scene.recoverer.run_once(), "every lease looks expired now"
+    assert 0 == await scene.steps(10)
+    assert [True] == await store.extend(0, [lease for lease in leases if lease.key.id == "extended"])
+    assert 1 == await scene.steps(5)
+    jobs = [await views.get(key(id_)) for id_ in ("extended", "abandoned")]
+    assert [(JobState.running, 0), (JobState.ready, 0)] == [(job.state, job.crashes) for job in jobs]
+    # From then on crashes count again.
+    assert 1 == len(await claim(store))
+    await scene.steps(17)
+    assert 1 == (await views.get(key("abandoned"))).crashes
+
+
+async def test_a_clock_set_back_is_a_jump_too(scene, store, views):
+    await enqueue(store, "a")
+    await claim(store)
+    await scene.steps(1)
+    scene.passes(1, server_s=-60)
+    await scene.look()
+    await scene.recoverer.run_once()
+    assert scene.recoverer._doubt
+
+
+async def test_a_server_that_was_out_of_reach_for_long_counts_no_crash(scene, store, views):
+    await enqueue(store, "a")
+    await claim(store)
+    scene.passes(20)
+    await scene.look()
+    assert 0 == await scene.recoverer.run_once()
+    assert 1 == await scene.steps(16)
+    assert (JobState.ready, 0) == ((await views.get(key("a"))).state, (await views.get(key("a"))).crashes)
+
+
+async def test_an_answer_read_late_is_not_a_jump(scene, store):
+    await scene.steps(2)
+    # A handler blocked the loop: the answer was there long before it was read.
+    await scene.look(took_s=8)
+    await scene.steps(1)
+    scene.recoverer._doubt = False
+    await scene.steps(3)
+    assert not scene.recoverer._doubt
+
+
+async def test_all_that_ran_out_during_a_doubt_is_uncounted_however_much_it_is(scene, store):
+    for number in range(450):
+        await enqueue(store, f"j{number}")
+    for _ in range(3):
+        await claim(store, limit=200)
+    scene.passes(1, server_s=3_600)
+    await scene.look()
+    await scene.recoverer.run_once()
+    assert 450 == await scene.steps(20)
+    counts = await store.link.call("HMGET", store.keys[0].fixed["topics"], "mail:ready", "mail:scheduled")
+    assert [450, 0] == [int(count or 0) for count in counts]
+
+
+async def test_right_after_the_start_of_a_server_it_holds_back(own_server, make_app, namespace):
+    app = make_app(own_server.url, lease=1, recover_scan=0.1)
+    store = await app.store()
+    recoverer = Recoverer(store, 0, Outlook(), every_s=0.1)
+    assert 0 == await recoverer.run_once()
+    assert recoverer._doubt
+    own_server.kill()
+    own_server.start()
+    recoverer._hold_until_s, recoverer._doubt = 0, False
+    await recoverer._watch_server()
+    assert recoverer._doubt, "it is another run of the server"
+
+
+async def test_suspects_run_one_at_a_time_beside_others(make_app):
+    app = make_app(recover_scan=0.05)
+    suspects, others = Gauge(), Gauge()
+
+    @app.handler("mixed")
+    async def mixed() -> int:
+        from duly import current_job
+
+        with suspects if current_job().crashes else others:
+            await asyncio.sleep(0.02)
+        return current_job().crashes
+
+    crashed = [await app.enqueue(mixed.job(), id=f"s{number}") for number in range(6)]
+    store = app.make_store()
+    store.lease_ms = 1
+    assert 6 == len(await claim(store, "mixed", worker="dead"))
+    await eventually(lambda: _recovered(store))
+    innocent = [await app.enqueue(mixed.job()) for _ in range(20)]
+    async with working(app, concurrency=10):
+        assert {0} == {await job.result(timeout=20) for job in innocent}
+        assert {1} == {await job.result(timeout=20) for job in crashed}
+    assert 1 == suspects.most
+    assert others.most > 1
+    await store.link.aclose()
+
+
+async def _recovered(store) -> bool:
+    await store.recover(0, ["mixed"])
+    return 6 == await store.link.call("ZCARD", store.keys[0].fixed["due"])
+
+
+async def test_a_worker_that_lost_a_job_to_the_recoverer_may_run_it_again_itself(make_app):
+    app = make_app(recover_scan=0.05)
+    gates = [asyncio.Event(), asyncio.Event()]
+    stopped = []
+
+    @app.handler("twice")
+    async def twice() -> str:
+        from duly import current_job
+
+        crashes = current_job().crashes
+        try:
+            await asyncio.wait_for(gates[crashes].wait(), 30)
+        except asyncio.CancelledError:
+            stopped.append(crashes)
+            raise
+        return f"run {crashes}"
+
+    async with working(app):
+        job = await app.enqueue(twice.job())
+        await becomes(job, "running")
+        store = await app.store()
+        await store.link.call("ZADD", store.keys[0].fixed["leases"], 1, job.key.member)
+        assert 1 == (await store.recover(0, ["twice"])).recovered
+        await eventually(lambda: [0] == stopped)
+        gates[1].set()
+        assert "run 1" == await job.result(timeout=10)

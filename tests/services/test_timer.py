@@ -1,0 +1,178 @@
+"""
+The timer: exact wake-up, woken by an earlier due time, relieved by stand-bys, with a scan below it all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from duly.job import JobState
+from duly.namespace import create
+from duly.services.outlook import Outlook
+from duly.services.timer import STAND_BY_S, Timer, TimerBell
+from duly.store import Store
+from tests.eventually import eventually
+from tests.services.conftest import working
+from tests.store.kit import enqueue
+
+#: Nothing is found by polling: scans and blocks are half a minute apart.
+LAZY = {"timer_scan": 30, "block": 30, "recover_scan": 30, "stall": 120}
+
+
+@pytest.fixture
+async def live(link, namespace) -> Store:
+    """
+    A store on the server's own clock.
+    """
+    await create(link, namespace, 1)
+    return Store(link, namespace=namespace)
+
+
+def timer(store: Store, name: str, *, role: str = "auto", scan_s: float = 30) -> tuple[Timer, Outlook]:
+    outlook = Outlook()
+    return Timer(store, 0, outlook, name=name, role=role, scan_s=scan_s), outlook
+
+
+def note_starts(app) -> list[float]:
+    late: list[float] = []
+
+    @app.handler("tick")
+    async def tick(due_ms: float = 0) -> None:
+        from duly import current_job
+
+        late.append(time.time() - current_job().due_at.timestamp())
+
+    return late
+
+
+async def test_jobs_start_when_they_are_due_without_polling_and_never_early(make_app):
+    app = make_app(**LAZY)
+    late = note_starts(app)
+    async with working(app):
+        jobs = [await app.enqueue("tick", {}, delay=0.2 + 0.013 * number) for number in range(40)]
+        for job in jobs:
+            await job.result(timeout=20)
+    assert 0 <= min(late)
+    assert max(late) < 0.1
+    told = [(await job.get()).lateness_ms for job in jobs]
+    assert max(told) < 100, "and the store was told"
+
+
+async def test_an_earlier_job_of_another_process_wakes_the_sleeper(make_app):
+    app, sender = make_app(**LAZY), make_app()
+    late = note_starts(app)
+    async with working(app):
+        await sender.enqueue("tick", {}, delay=20)
+        for _ in range(5):
+            await (await sender.enqueue("tick", {}, delay=0.1)).result(timeout=10)
+    assert 5 == len(late)
+    assert 0 <= min(late)
+    assert max(late) < 0.1
+
+
+async def test_a_moved_job_wakes_the_sleeper(make_app):
+    app, sender = make_app(**LAZY), make_app()
+    late = note_starts(app)
+    async with working(app):
+        job = await sender.enqueue("tick", {}, delay=20)
+        await job.reschedule(delay=0.1)
+        await job.result(timeout=10)
+    assert 0 <= late[0] < 0.1
+
+
+async def test_one_leads_two_stand_by_and_the_rest_only_scan(live):
+    timers = [timer(live, name) for name in "abcd"]
+    for each, _ in timers:
+        await each.promote()
+    assert [0, 1, 2, 3] == [outlook.rank for _, outlook in timers]
+    follower, outlook = timer(live, "f", role="follower")
+    await follower.promote()
+    assert 3 == outlook.rank
+    leader, outlook = timer(live, "l", role="leader")
+    await leader.promote()
+    assert 0 == outlook.rank, "who is pinned to lead takes the first place"
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+async def test_a_stand_by_looks_a_little_after_the_due_time(live, rank):
+    await enqueue(live, "a", delay_ms=100)
+    timers = [timer(live, name) for name in "abc"]
+    for each, _ in timers:
+        await each.promote()
+    mine, outlook = timers[rank]
+    due_s = time.monotonic() + outlook.due_in_s()
+    # Whoever comes before has died: nobody else promotes.
+    while not await mine.run_once():
+        pass
+    late = time.monotonic() - due_s
+    assert STAND_BY_S * rank - 0.005 <= late < STAND_BY_S * rank + 0.1
+
+
+async def test_whoever_has_no_place_still_scans(live):
+    for name in "abc":
+        await timer(live, name)[0].promote()
+    await enqueue(live, "a", delay_ms=50)
+    last, outlook = timer(live, "d", scan_s=0.2)
+    await last.promote()
+    assert 3 == outlook.rank
+    began = time.monotonic()
+    while not await last.run_once():
+        pass
+    assert 0.15 < time.monotonic() - began < 1
+
+
+async def test_a_bell_hears_of_an_earlier_due_time_also_between_two_readings(live):
+    sleeper, outlook = timer(live, "a")
+    await enqueue(live, "far", delay_ms=60_000)
+    await sleeper.promote()
+    bell = TimerBell(live, 0, outlook, listen_s=0.05)
+    await bell.run_once()
+    assert outlook.due_in_s() > 50
+    # Nobody listens while this is sent.
+    await enqueue(live, "near", delay_ms=5_000)
+    await bell.run_once()
+    assert outlook.due_in_s() < 6
+
+
+async def test_promotion_goes_on_beyond_one_batch_and_names_topics_it_did_not_know(live, views):
+    for number in range(450):
+        await enqueue(live, f"j{number}", topic=f"topic{number % 90}", delay_ms=1)
+    each, _ = timer(live, "a")
+
+    async def promoted() -> bool:
+        await each.promote()
+        counts = await _counts(live)
+        return counts == {JobState.ready: 450}
+
+    await eventually(promoted)
+
+
+async def _counts(store) -> dict[JobState, int]:
+    from duly.views import Views
+
+    found: dict[JobState, int] = {}
+    for topic in (await Views(store).stats()).topics:
+        for state, count in topic.counts.items():
+            if count:
+                found[JobState[state]] = found.get(JobState[state], 0) + count
+    return found
+
+
+async def test_a_process_that_only_follows_still_runs_what_is_due(make_app):
+    app = make_app(role="follower", timer_scan=0.1)
+    late = note_starts(app)
+    async with working(app):
+        await (await app.enqueue("tick", {}, delay=0.15)).result(timeout=10)
+    assert 0 <= late[0] < 1.5
+
+
+async def test_an_outlook_wakes_who_waits_for_it():
+    outlook = Outlook()
+    waiting = asyncio.create_task(outlook.changed(5))
+    await asyncio.sleep(0)
+    outlook.note_due(1)
+    assert await waiting
+    assert not await outlook.changed(0.01)
