@@ -38,6 +38,7 @@ class Group(Generic[Item, Answer]):
         self._max_jobs = max_jobs
         self._waiting: list[tuple[Item, asyncio.Future[Answer]]] = []
         self._sender: asyncio.Task[None] | None = None
+        self._leading = False  #: a caller sends its own item itself
 
     def add(self, item: Item) -> asyncio.Future[Answer]:
         """
@@ -46,9 +47,25 @@ class Group(Generic[Item, Answer]):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
         self._waiting.append((item, future))
-        if self._sender is None:
+        if self._sender is None and not self._leading:
             self._sender = loop.create_task(self._send_all())
         return future
+
+    async def ask(self, item: Item) -> Answer:
+        """
+        Join the next batch and wait; a caller that meets nobody sends its item itself, which is quicker.
+        """
+        if self._leading or self._sender is not None:
+            return await self.add(item)
+        self._leading = True
+        try:
+            [answer] = await self._send([item])
+        finally:
+            self._leading = False
+            # Who came meanwhile leaves together now.
+            if self._waiting:
+                self._sender = asyncio.get_running_loop().create_task(self._send_all())
+        return answer
 
     async def _send_all(self) -> None:
         try:
@@ -92,13 +109,6 @@ class Group(Generic[Item, Answer]):
             taken += 1
         del self._waiting[:taken]
         return batch
-
-    async def drain(self) -> None:
-        """
-        Return when everything that has joined so far was answered.
-        """
-        if self._sender is not None:
-            await asyncio.wait([self._sender])
 
 
 def chunks(

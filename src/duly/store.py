@@ -173,7 +173,7 @@ class Store:
             QueueFull: Its topic is at the backlog limit.
             StoreUnavailable, OutcomeUnknown: See `duly.errors`.
         """
-        answer = await self._enqueues[self._shard(order.key)].add((order, new_request()))
+        answer = await self._enqueues[self._shard(order.key)].ask((order, new_request()))
         if isinstance(answer, DulyError):
             raise answer
         return answer

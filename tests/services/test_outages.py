@@ -8,7 +8,7 @@ import asyncio
 
 import pytest
 
-from duly import StoreUnavailable
+from duly import OutcomeUnknown, StoreUnavailable
 from duly.store import Store
 from tests.eventually import eventually
 from tests.services.conftest import becomes, working
@@ -63,10 +63,13 @@ async def test_an_idle_worker_survives_a_restart_and_works_on(own_server, make_a
             assert "done" == await (await app.enqueue(quick.job(), delay=0.05)).result(timeout=20)
 
 
-async def test_a_sender_is_told_that_nothing_was_changed_when_there_is_no_server(own_server, make_app):
+async def test_a_sender_is_told_whether_anything_may_have_changed_when_there_is_no_server(own_server, make_app):
     app = make_app(own_server.url)
     (await app.store()).link.patience_s = 0.2
     own_server.kill()
+    # Sent over a connection that was there: for all that is known it may have arrived.
+    with pytest.raises(OutcomeUnknown):
+        await app.enqueue("quick", {}, id="a")
     with pytest.raises(StoreUnavailable, match="nothing was changed"):
         await app.enqueue("quick", {}, id="a")
     own_server.start()
@@ -100,6 +103,7 @@ async def test_calls_that_are_under_way_together_share_script_calls(app, monkeyp
     @app.handler("quick")
     async def quick() -> None: ...
 
+    await app.store()
     jobs = await asyncio.gather(*(app.enqueue(quick.job()) for _ in range(500)))
     assert 500 == len({job.id for job in jobs})
     assert calls["enqueue"] <= 10

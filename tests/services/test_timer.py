@@ -137,7 +137,7 @@ async def test_a_bell_hears_of_an_earlier_due_time_also_between_two_readings(liv
     assert outlook.due_in_s() < 6
 
 
-async def test_promotion_goes_on_beyond_one_batch_and_names_topics_it_did_not_know(live, views):
+async def test_promotion_goes_on_beyond_one_batch_and_names_topics_it_did_not_know(live):
     for number in range(450):
         await enqueue(live, f"j{number}", topic=f"topic{number % 90}", delay_ms=1)
     each, _ = timer(live, "a")

@@ -129,17 +129,29 @@ async def test_callers_that_all_leave_cause_no_call():
     assert "C" == await callers.add("c")
 
 
-async def test_drain_returns_when_everything_was_answered():
+async def test_who_meets_nobody_sends_at_once_and_who_comes_meanwhile_leaves_together():
     wire = Wire()
     callers = group(wire)
-    await callers.drain()
-    futures = [callers.add(item) for item in "ab"]
-    drained = asyncio.create_task(callers.drain())
+    leader = asyncio.create_task(callers.ask("a"))
     await settle()
-    assert not drained.done()
+    followers = [asyncio.create_task(callers.ask(item)) for item in "bc"]
+    await settle()
+    assert [["a"]] == wire.batches
     wire.gate.set()
-    await drained
-    assert [True, True] == [future.done() for future in futures]
+    assert ["A", "B", "C"] == await asyncio.gather(leader, *followers)
+    assert [["a"], ["b", "c"]] == wire.batches
+
+
+async def test_a_leader_that_is_cancelled_leaves_no_follower_behind():
+    wire = Wire()
+    callers = group(wire)
+    leader = asyncio.create_task(callers.ask("a"))
+    await settle()
+    follower = asyncio.create_task(callers.ask("b"))
+    await settle()
+    leader.cancel()
+    wire.gate.set()
+    assert "B" == await follower
 
 
 async def test_a_wrong_number_of_answers_is_an_error_not_a_mix_up():
