@@ -1,5 +1,5 @@
 """
-Real processes for acceptance tests: servers, workers, a ledger outside the store, and what must be true in the end.
+Real processes for acceptance tests: servers, workers, a ledger outside the store, and what must be true.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -105,6 +106,14 @@ async def until(true: Callable[[], Any], within_s: float, what: str) -> None:
         await asyncio.sleep(0.01)
 
 
+def gone(pid: int) -> bool:
+    """
+    Whether a process has ended, be it that nobody has waited for it yet.
+    """
+    command = Path("/proc", str(pid), "cmdline")
+    return not command.exists() or not command.read_bytes()
+
+
 class WorkerProcess:
     """
     One `duly work` with a log of its own.
@@ -120,6 +129,7 @@ class WorkerProcess:
                 stdout=out,
                 stderr=out,
                 stdin=subprocess.DEVNULL,
+                start_new_session=True,  # so that a test can signal it with its children, as a terminal does
             )
 
     @property
@@ -151,7 +161,8 @@ class WorkerProcess:
         return self.log.read_text(errors="replace")
 
     async def wait_until_working(self, within_s: float = 20) -> WorkerProcess:
-        await until(lambda: "working on" in self.said() or not self.alive, within_s, f"worker {self.pid} works")
+        what = f"worker {self.pid} works"
+        await until(lambda: "working on" in self.said() or not self.alive, within_s, what)
         assert self.alive, self.said()
         return self
 
@@ -218,6 +229,8 @@ class Rig:
             worker.kill()
         await self.app.aclose()
         self.server.stop()
+        if not os.environ.get("ACCEPTANCE_KEEP"):
+            shutil.rmtree(self.dir, ignore_errors=True)
 
     # -- what the store says ------------------------------------------------------------------------------
 
@@ -288,7 +301,8 @@ class Rig:
         for key, job in jobs.items():
             if job.state is JobState.succeeded:
                 assert (key.topic, key.id, result_of(job)["token"]) in finished, f"{key} succeeded unrun"
-        assert 1 == max(Counter(line.token for line in lines if line.word == "started").values()), "a token ran twice"
+        tokens = Counter(line.token for line in lines if line.word == "started")
+        assert 1 == max(tokens.values()), "a token ran twice"
         return jobs
 
 

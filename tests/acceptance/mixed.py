@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from duly.job import Job
 
 SUCCEEDED = {JobState.succeeded}
+KINDS = "immediate immediate delayed delayed retrying cancelled replaced".split()
 
 
 class Mixed:
@@ -25,7 +26,9 @@ class Mixed:
     Sends jobs of all kinds and remembers what was promised about each.
     """
 
-    def __init__(self, app: Duly, chance: random.Random, *, spread_s: float = 4.0, topics: str = "loop thread") -> None:
+    def __init__(
+        self, app: Duly, chance: random.Random, *, spread_s: float = 4.0, topics: str = "loop thread"
+    ) -> None:
         self.app = app
         self.chance = chance
         self.spread_s = spread_s
@@ -48,7 +51,7 @@ class Mixed:
 
     async def _send(self, id_: str) -> None:
         chance = self.chance
-        kind = chance.choice(["immediate", "immediate", "delayed", "delayed", "retrying", "cancelled", "replaced"])
+        kind = chance.choice(KINDS)
         key = JobKey(chance.choice(self.topics), id_)
         payload = {"version": 1, "ms": chance.choice([0, 10, 200])}
         delay = chance.uniform(0, self.spread_s) if kind != "immediate" else 0

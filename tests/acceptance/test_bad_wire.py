@@ -42,7 +42,8 @@ async def test_a_sender_on_a_bad_wire_makes_one_job_and_one_revision_each(start_
     assert size == len(verbs)
     for number in range(size):
         more = {1: [Verb.replaced], 2: [Verb.rescheduled]}.get(number % 5, [])
-        assert [Verb.enqueued, *more] == [verb for verb in verbs[f"j{number}"] if verb is not Verb.promoted], number
+        found = [verb for verb in verbs[f"j{number}"] if verb is not Verb.promoted]
+        assert [Verb.enqueued, *more] == found, number
     await rig.start_workers(1)
     await rig.all_ended()
     await rig.check_each_ended_once({JobKey("loop", f"j{number}"): SUCCEEDED for number in range(size)})
@@ -57,7 +58,8 @@ async def test_workers_on_a_bad_wire_finish_each_job_once(start_rig, size):
         for number in range(size):
             topic = chance.choice(["loop", "loop", "thread"])
             payload = {"ms": chance.choice([0, 5, 100]), "fail": chance.choice([0, 0, 0, 1])}
-            await rig.app.enqueue(topic, payload, id=f"j{number}", delay=chance.choice([0, chance.uniform(0, 3)]))
+            delay = chance.choice([0, chance.uniform(0, 3)])
+            await rig.app.enqueue(topic, payload, id=f"j{number}", delay=delay)
             expected[JobKey(topic, f"j{number}")] = SUCCEEDED
         await rig.all_ended(within_s=60 * size / 500)
         jobs = await rig.check_each_ended_once(expected)

@@ -5,11 +5,12 @@ SIGTERM: stop claiming, finish what can be finished, give back the rest, count n
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
 
 from duly.events import Verb
-from duly.job import JobKey
+from duly.job import JobKey, JobState
 from tests.acceptance.harness import seeded
 from tests.acceptance.mixed import SUCCEEDED
 
@@ -20,7 +21,8 @@ async def test_deploys_under_load_count_nothing_against_any_job(start_rig, size)
     await rig.start_workers(2)
     expected = {}
     for number in range(size):
-        topic = chance.choice(["loop", "loop", "thread", "process"] if number % 10 == 0 else ["loop", "thread"])
+        # Few in processes: each worker starts its own.
+        topic = chance.choice(["loop", "thread", "process"] if number % 10 == 0 else ["loop", "thread"])
         key = JobKey(topic, f"j{number}")
         # Some take longer than the grace: they are given back.
         payload = {"ms": chance.choice([0, 20, 150, 800])}
@@ -73,3 +75,14 @@ async def test_a_second_signal_gives_everything_back_at_once(start_rig):
     assert 4 == (await rig.counts())["ready"]
     jobs = await rig.jobs([JobKey(topic, f"j{number}") for topic in ("loop", "thread") for number in (0, 1)])
     assert {(0, 0)} == {(job.attempts, job.crashes) for job in jobs}
+
+
+async def test_ctrl_c_reaches_child_processes_too_and_they_finish_all_the_same(start_rig):
+    rig = await start_rig()
+    [worker] = await rig.start_workers(1)
+    await rig.app.enqueue("process", {"ms": 700}, id="a")
+    await rig.ledger.wait_for("started")
+    os.killpg(worker.pid, signal.SIGINT)
+    assert 0 == await worker.exit_code(), worker.said()
+    [job] = await rig.jobs([JobKey("process", "a")])
+    assert (JobState.succeeded, 1, 0) == (job.state, job.attempts, job.crashes)

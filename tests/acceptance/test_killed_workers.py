@@ -9,7 +9,7 @@ import signal
 import time
 
 from duly.job import JobKey, JobState
-from tests.acceptance.harness import result_of, seeded, until
+from tests.acceptance.harness import gone, result_of, seeded, until
 from tests.acceptance.mixed import SUCCEEDED, Mixed
 
 
@@ -74,20 +74,21 @@ async def test_after_a_killed_timer_the_next_job_is_at_most_100_ms_late(start_ri
             await asyncio.sleep(0.02)
         # Due in steps of 10 ms, all after the kill.
         handles = [
-            await rig.app.enqueue("loop", {}, id=f"t{turn}-{step}", delay=0.6 + step / 100) for step in range(20)
+            await rig.app.enqueue("loop", {}, id=f"t{turn}-{step}", delay=0.6 + step / 100)
+            for step in range(20)
         ]
         first_due_ms = min(handle.placed.due_ms for handle in handles)
         await asyncio.sleep(max(0, first_due_ms / 1000 - 0.02 - time.time()))
         next(worker for worker in rig.live_workers if worker.pid == leader).kill()
         killed_ms = time.time_ns() // 1_000_000
-        assert killed_ms < first_due_ms, "the machine is too slow for this test: the kill came after the due time"
+        assert killed_ms < first_due_ms, "this machine is too slow: the kill came after the due time"
         started = await rig.ledger.wait_for("started", 20 * (turn + 1))
         mine = [line for line in started if line.id.startswith(f"t{turn}-") and line.due_ms > killed_ms]
         assert 20 == len({line.id for line in mine})
         late += [line.late_ms for line in mine]
-        [replacement] = await rig.start_workers(1)
+        await rig.start_workers(1)
     late.sort()
-    print(f"after killed timers: lateness p50 {late[len(late) // 2]} ms, max {late[-1]} ms of {len(late)} jobs")
+    print(f"after killed timers: p50 {late[len(late) // 2]} ms, max {late[-1]} ms late, {len(late)} jobs")
     assert 0 <= late[0]
     assert 100 >= late[-1], late
 
@@ -119,3 +120,42 @@ async def test_one_poison_job_is_buried_and_its_99_innocent_neighbours_are_not(s
     crashes = [job.crashes for key, job in jobs.items() if key.topic == "innocent" and job.crashes]
     print(f"{len(crashes)} innocents crashed beside the poison, {max(crashes)} times at most")
     assert crashes, "the poison ran alone: the test showed nothing"
+
+
+async def test_the_children_of_a_killed_worker_do_not_outlive_it(start_rig):
+    rig = await start_rig()
+    [worker] = await rig.start_workers(1)
+    await rig.app.enqueue("process", {"ms": 60_000}, id="a")
+    [line] = await rig.ledger.wait_for("started")
+    assert worker.pid != line.pid
+    worker.kill()
+    await until(lambda: gone(line.pid), 10, "the child ends")
+
+
+async def test_a_worker_whose_loop_is_frozen_ends_and_others_take_over(start_rig):
+    rig = await start_rig(stall="3s")
+    await rig.age()
+    [worker] = await rig.start_workers(1)
+    await rig.app.enqueue("freeze", {}, id="frozen", max_crashes=1)
+    await rig.app.enqueue("loop", {"ms": 100}, id="innocent", delay=1)
+    assert 70 == await worker.exit_code()
+    assert "no progress in" in worker.said()
+    await rig.start_workers(1)
+    await rig.all_ended()
+    jobs = await rig.jobs([JobKey("freeze", "frozen"), JobKey("loop", "innocent")])
+    assert [(JobState.dead, 1), (JobState.succeeded, 0)] == [(job.state, job.crashes) for job in jobs]
+
+
+async def test_a_worker_with_threads_that_will_not_stop_starts_itself_anew(start_rig):
+    rig = await start_rig(drain_grace="500ms")
+    [worker] = await rig.start_workers(1)
+    for number in range(8):
+        await rig.app.enqueue("deaf", {}, id=f"d{number}")
+    await until(lambda: worker.said().count("working on") == 2, 20, "the worker starts anew")
+    assert worker.alive
+    await rig.app.enqueue("thread", {}, id="after")
+    await rig.all_ended()
+    jobs = await rig.jobs([*(JobKey("deaf", f"d{number}") for number in range(8)), JobKey("thread", "after")])
+    assert [(JobState.dead, 1, 0)] * 8 + [(JobState.succeeded, 1, 0)] == [
+        (job.state, job.attempts, job.crashes) for job in jobs
+    ]

@@ -23,9 +23,9 @@ def note(word: str) -> str:
     job = current_job()
     due_ms = round(job.due_at.timestamp() * 1000)
     at_ms = time.time_ns() // 1_000_000
-    line = f"{word} {job.topic} {job.id} {job.revision} {job.attempt} {job.token} {due_ms} {at_ms} {os.getpid()}\n"
+    parts = (word, job.topic, job.id, job.revision, job.attempt, job.token, due_ms, at_ms, os.getpid())
     ledger = os.open(os.environ["LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    os.write(ledger, line.encode())
+    os.write(ledger, f"{' '.join(map(str, parts))}\n".encode())
     os.close(ledger)
     return job.token
 
@@ -59,6 +59,18 @@ def thread(version: int = 0, ms: float = 0, fail: int = 0) -> dict:
 @app.handler("process", backoff=Fixed(0.05), run_in="process", concurrency=2)
 def process(version: int = 0, ms: float = 0, fail: int = 0) -> dict:
     return thread(version, ms, fail)
+
+
+@app.handler("deaf", ttr=0.2, max_attempts=1)
+def deaf() -> None:
+    note("started")
+    time.sleep(600)
+
+
+@app.handler("freeze")
+async def freeze() -> None:
+    note("started")
+    time.sleep(600)  # what a handler must not do
 
 
 @app.handler("innocent")

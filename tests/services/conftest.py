@@ -1,5 +1,5 @@
 """
-Fixtures of service tests: apps on a real server, each in a namespace of its own, and workers inside this process.
+Fixtures of service tests: apps on a real server, in namespaces of their own, and workers in this process.
 """
 
 from __future__ import annotations
@@ -63,8 +63,12 @@ async def working(app: Duly, **options: Any) -> AsyncIterator[asyncio.Task[None]
             await asyncio.wait([task], timeout=1)
 
 
-async def state_of(handle: Any) -> str:
-    return (await handle.get()).state.name
+async def tally(handle: Any) -> tuple[str, int, int]:
+    """
+    The state of a job, and what was counted against it.
+    """
+    job = await handle.get()
+    return job.state.name, job.attempts, job.crashes
 
 
 async def becomes(handle: Any, state: str, within_s: float = 10.0) -> Any:

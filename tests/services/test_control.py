@@ -8,7 +8,6 @@ import asyncio
 import threading
 import time
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 import redis
@@ -17,7 +16,8 @@ from duly import Conflict, JobCancelled, JobFailed, JobNotFound, UsageError, cur
 from duly.job import JobState
 from tests.eventually import eventually
 from tests.services import processes
-from tests.services.conftest import becomes, working
+from tests.services.conftest import becomes, tally, working
+from tests.services.test_limits import gone
 
 
 async def test_cancelling_stops_an_async_handler_within_milliseconds(app):
@@ -41,7 +41,7 @@ async def test_cancelling_stops_an_async_handler_within_milliseconds(app):
         assert stopped[0] - asked < 0.25
         with pytest.raises(JobCancelled):
             await job.result(timeout=10)
-    assert ("cancelled", 0, 0) == ((await job.get()).state.name, (await job.get()).attempts, (await job.get()).crashes)
+    assert ("cancelled", 0, 0) == await tally(job)
 
 
 async def test_cancelling_tells_a_thread_and_what_it_returns_does_not_count(app):
@@ -71,8 +71,7 @@ async def test_cancelling_kills_a_process(app, tmp_path):
         await eventually(lambda: path.exists() and path.read_text() != "", 30)
         asked = time.monotonic()
         await job.cancel()
-        stat = Path("/proc", path.read_text(), "cmdline")
-        await eventually(lambda: not stat.exists() or not stat.read_bytes())
+        await eventually(lambda: gone(path.read_text()))
         assert time.monotonic() - asked < 0.5
     assert "cancelled" == (await job.get()).state.name
 
@@ -212,7 +211,7 @@ async def test_waiters_survive_a_cut_subscription(app, valkey, monkeypatch):
         job = await app.enqueue(held.job())
         waiting = asyncio.create_task(job.result(timeout=20))
         await becomes(job, "running")
-        await eventually(lambda: raw.pubsub_numsub((app._store.keys[0].fixed["ended_channel"]))[0][1] == 1)
+        await eventually(lambda: raw.pubsub_numsub(app._store.keys[0].fixed["ended_channel"])[0][1] == 1)
         raw.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
         gate.set()
         assert "done" == await asyncio.wait_for(waiting, 5)

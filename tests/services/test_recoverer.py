@@ -105,7 +105,7 @@ async def test_an_abandoned_job_is_recovered_when_its_lease_is_over(scene, store
     assert (JobState.scheduled, 1) == (job.state, job.crashes)
 
 
-async def test_after_a_jump_of_the_servers_clock_it_holds_back_for_a_lease_and_counts_no_crash(scene, store, views):
+async def test_after_a_jump_of_the_servers_clock_it_holds_back_and_counts_no_crash(scene, store, views):
     await enqueue(store, "extended")
     await enqueue(store, "abandoned")
     leases = await claim(store)

@@ -15,7 +15,7 @@ from duly.errors import StoreUnavailable
 from duly.store import Store
 from tests.eventually import eventually
 from tests.services import processes
-from tests.services.conftest import becomes
+from tests.services.conftest import becomes, tally
 
 
 async def counts(app, topic: str) -> dict[str, int]:
@@ -102,7 +102,7 @@ async def test_cancelling_work_drains_and_cancelling_it_again_is_immediate(make_
     with pytest.raises(asyncio.CancelledError):
         await work
     assert time.monotonic() - asked < 2
-    assert ("ready", 0, 0) == ((await job.get()).state.name, (await job.get()).attempts, (await job.get()).crashes)
+    assert ("ready", 0, 0) == await tally(job)
 
 
 async def test_jobs_of_a_claim_under_way_when_the_drain_begins_are_given_back(make_app, monkeypatch):
@@ -131,7 +131,7 @@ async def test_jobs_of_a_claim_under_way_when_the_drain_begins_are_given_back(ma
     await asyncio.wait_for(claimed.wait(), 10)
     stop.set()
     await asyncio.wait_for(work, 10)
-    assert ("ready", 0, 0) == ((await job.get()).state.name, (await job.get()).attempts, (await job.get()).crashes)
+    assert ("ready", 0, 0) == await tally(job)
     assert [] == ran
 
 

@@ -272,6 +272,23 @@ class StoreMachine(RuleBasedStateMachine):
     def speak_with_any_token(self, lease: Lease, verb: str, again: bool) -> None:
         self._speak(lease, verb, 0, b"", again)
 
+    @precondition(lambda self: self._void())
+    @rule(
+        at=st.integers(0, 5),
+        verb=st.sampled_from(["ack", "retry", "bury", "release", "progress", "extend"]),
+        again=st.booleans(),
+    )
+    def speak_for_a_run_of_another(self, at: int, verb: str, again: bool) -> None:
+        void = self._void()
+        self._speak(void[at % len(void)], verb, 0, b"", again)
+
+    def _void(self) -> list[Lease]:
+        """
+        Tokens of earlier runs of jobs that run now.
+        """
+        now = {row.order.key: row.token for row in self.model.in_state(JobState.running)}
+        return [lease for lease in self.running.values() if now.get(lease.key, lease.token) != lease.token]
+
     def _speak(self, lease: Lease, verb: str, delay_ms: int, text: bytes, again: bool) -> None:
         store, model = self.store, self.model
         expected = model.held(lease, "retry" if verb == "snooze" else verb)

@@ -36,7 +36,7 @@ for at, found in ipairs(fetch(members)) do
     local topic = topic_of(job.member)
     freed[#freed + 1] = job.member
     drop_entry(topic, lane_of(job), job[ENTRY])
-    job[ATTEMPTS] = job[ATTEMPTS] + tonumber(ARGV[arg + 4])
+    job[ATTEMPTS] = math.min(job[ATTEMPTS] + tonumber(ARGV[arg + 4]), 65535)
     job[VERB], job[LATE] = VERBS.retry, tonumber(ARGV[arg + 2])
     job.state, job[ENTRY], job[DUE] = SCHEDULED, 0, now_ceil + tonumber(ARGV[arg + 3])
     count(topic, RUNNING, -1)

@@ -1,0 +1,3 @@
+"""
+Background duties: one per file, each with `run_once()`, all run by a crew.
+"""

@@ -116,7 +116,9 @@ class Child:
         except (EOFError, OSError) as error:
             self._process.join(1)
             code = self._process.exitcode
-            raise ChildCrashed(f"the child process of {self.topic} did not start: exit code {code}") from error
+            raise ChildCrashed(
+                f"the child process of {self.topic} did not start: exit code {code}"
+            ) from error
 
     def run(self, call: Call, report: Callable[[Any], None]) -> Any:
         """
@@ -132,7 +134,6 @@ class Child:
                 answer = _answers.decode(self._pipe.recv_bytes())
                 match answer.kind:
                     case "progress":
-                        # The child has checked it, so a refusal here would be a fault of ours and not the handler's.
                         report(answer.value)
                     case "result":
                         return answer.value
@@ -144,16 +145,15 @@ class Child:
                     case "bury":
                         return Bury(answer.value)
                     case _:
-                        raise ChildError(answer.error, answer.signature)
+                        break
         except (EOFError, OSError) as error:
             self._process.join(1)
             raise ChildCrashed(f"the child process ended with exit code {self._process.exitcode}") from error
-        except ChildError:
-            raise
         except BaseException:
             # It still runs, and what it says next would be taken for the answer to another call.
             self.kill()
             raise
+        raise ChildError(answer.error, answer.signature)
 
     @property
     def alive(self) -> bool:
@@ -201,7 +201,7 @@ class Children:
             child = Child(handler)
             with self._lock:
                 if not self._all:
-                    # Should nobody close us: what is still there when the interpreter ends would be waited for.
+                    # Should nobody close us: what is there when the interpreter ends would be waited for.
                     atexit.register(self.close)
                 self._all.add(child)
         try:
@@ -308,10 +308,9 @@ def _end_with_parent() -> None:
     """
     Do not work on for a worker that is gone: its lease is lost with it.
     """
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)
+    if parent := multiprocessing.parent_process():
+        wait([parent.sentinel])
+        os._exit(1)
 
 
 def _answer(handler: Handler[..., Any], payload: bytes, limit: int) -> Answer:

@@ -121,10 +121,11 @@ class Crew:
         heart.start()
         loops = (*self._loops(), self.worker.sweep(), self._listen(), self._watch())
         tasks = [asyncio.create_task(each) for each in loops]
-        stopped = asyncio.create_task(stop.wait())
+        watched: list[asyncio.Future[None]] = [*tasks, heart_died]
+        stopped: asyncio.Future[Any] = asyncio.create_task(stop.wait())
         try:
-            await asyncio.wait([*tasks, heart_died, stopped], return_when=asyncio.FIRST_COMPLETED)
-            failed = next((ended for ended in (*tasks, heart_died) if ended.done()), None)
+            await asyncio.wait((*watched, stopped), return_when=asyncio.FIRST_COMPLETED)
+            failed = next((each for each in watched if each.done()), None)
             if failed is not None:
                 failed.result()
                 raise RuntimeError("a loop of the worker ended by itself")

@@ -24,7 +24,9 @@ class Recoverer:
     one lease's time to extend what they hold, and no crash is counted.
     """
 
-    def __init__(self, store: Store, shard: int, outlook: Outlook, *, every_s: float, look_s: float = 1.0) -> None:
+    def __init__(
+        self, store: Store, shard: int, outlook: Outlook, *, every_s: float, look_s: float = 1.0
+    ) -> None:
         """
         Prepare: *look_s* is how far apart looks lie when all is well and there is nothing to do.
         """
@@ -66,7 +68,9 @@ class Recoverer:
         self._doubt = self._doubt and done.next_lease_ms is not None and done.next_lease_ms <= done.now_ms
         self._watch_clock(sent_s, time.monotonic(), done.now_ms)
         if done.recovered or done.buried:
-            log.warning("shard %d: recovered %d jobs, buried %d as crashed", self._shard, done.recovered, done.buried)
+            log.warning(
+                "shard %d: recovered %d jobs, buried %d as crashed", self._shard, done.recovered, done.buried
+            )
         return done.recovered + done.buried
 
     async def _watch_server(self) -> None:

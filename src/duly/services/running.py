@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from duly.context import CurrentJob
     from duly.handlers import Handler
-    from duly.job import Lane, Lease
+    from duly.job import Lease
 
 Why = Literal["", "lost", "timeout", "drain"]
 
@@ -48,7 +48,7 @@ class Run:
         self.job: CurrentJob | None = None
         self.stopped: Why = ""
         self.slot_held = True
-        self.task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None]  # set as soon as it is to begin
         self.interrupt: Callable[[], Any] | None = None  #: stops the handler, as far as that is possible
 
     def stop(self, why: Why) -> None:
@@ -149,7 +149,9 @@ class Running:
         """
         The runs past their time to run.
         """
-        return [run for run in self.runs.values() if run.deadline_s < now_s and not run.stopped and run.slot_held]
+        return [
+            run for run in self.runs.values() if run.deadline_s < now_s and not run.stopped and run.slot_held
+        ]
 
     def changed(self) -> asyncio.Future[None]:
         """
@@ -165,7 +167,7 @@ class Running:
         """
         A future that is done as soon as something can be claimed that could not be before.
 
-        There are slots free: what may be missing is one of a topic with a limit of its own, or that of a suspect.
+        There are slots free: what may be missing is one of a topic with a limit of its own, or a suspect's.
         """
         if self._room is None or self._room.done():
             self._room = asyncio.get_running_loop().create_future()

@@ -20,9 +20,9 @@ class Threads:
     """
 
     def __init__(self) -> None:
-        self._work: queue.SimpleQueue[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = (
-            queue.SimpleQueue()
-        )
+        self._work: queue.SimpleQueue[
+            tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]
+        ] = queue.SimpleQueue()
         self._idle = 0
         self._lock = threading.Lock()
 

@@ -60,15 +60,15 @@ class Timer:
         Sleep until a job is due or a scan is, then promote; woken by an earlier due time, return at once.
         """
         outlook = self._outlook
-        # The claims of an idle worker are looks, too, one each scan: only where they stop is a scan of its own due.
+        # The claims of an idle worker are looks, too, one each scan: only where they stop is another due.
         sleep_s = SCAN_SLACK * self._scan_s - outlook.age_s()
         due_in_s = outlook.due_in_s()
         if due_in_s is not None and outlook.rank <= STANDS_BY:
             sleep_s = min(sleep_s, due_in_s + STAND_BY_S * outlook.rank)
         if sleep_s > 0 and await outlook.changed(sleep_s):
             return 0
-        # A claim promotes what it cannot take, and what it takes starts a step earlier.  Where other processes
-        # work, too, promoting wakes them in turn instead.
+        # A claim promotes what it cannot take, and what it takes starts a step earlier.  Where other
+        # processes work, too, promoting wakes them in turn instead.
         if not outlook.peers and self._claim() and await outlook.changed(STAND_BY_S):
             return 0
         return await self.promote()

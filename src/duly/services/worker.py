@@ -166,15 +166,14 @@ class Worker:
                 runs = [self._begin(lease, sent_s) for lease in claimed.leases]
                 started += len(runs)
                 wants = self.running.wants(self._my_handlers()) if len(runs) >= PER_CALL and more else []
-                if wants and not self._stopping and not self._clogged():
+                again = bool(wants) and not self._stopping and not self._clogged()
+                if again:
                     asked, sent_s = self._ask(shard, wants, self.running.free)
-                else:
-                    more = 0
                 for run in runs:
                     if run is not None:
                         # Kept from being collected by the table of runs, which it leaves only at its end.
                         run.task = loop.create_task(self._run(run))
-                if not more:
+                if not again:
                     break
         finally:
             self._claiming = False
@@ -240,7 +239,8 @@ class Worker:
             self._bell_topics = topics
         bell = self._bell
         # A slot that is freed does not end the listening: it would cost a connection each time.
-        await asyncio.wait([bell, room], timeout=self._block_s + 1, return_when=asyncio.FIRST_COMPLETED)
+        either: tuple[asyncio.Future[Any], ...] = (bell, room)
+        await asyncio.wait(either, timeout=self._block_s + 1, return_when=asyncio.FIRST_COMPLETED)
         if bell.done():
             self._bell = None
             if not bell.cancelled():
@@ -263,11 +263,10 @@ class Worker:
         self.running.begin(run)
         return run
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return task
 
     async def _give_back(self, lease: Lease) -> None:
         try:
@@ -304,7 +303,7 @@ class Worker:
             elif await self._save(run, outcome):
                 self._tell_hooks(run, answer, outcome)
         except Exception:
-            # A fault of ours, not of the handler: the lease runs out, and the crash that is counted bounds it.
+            # A fault of ours, not of the handler: the lease runs out, and counted crashes bound it.
             log.exception("run of %s ended without an outcome", lease.key)
         finally:
             if not handed_over:
@@ -330,10 +329,11 @@ class Worker:
         args, kwargs = handler.bind(lease.payload)
         run.deadline_s = run.started_s + lease.ttr_ms / 1000
         if handler.run_in == "loop":
-            run.job = job = CurrentJob(lease, context, run.deadline_s, lambda value: self._progress(lease, value))
+            run.job = job = CurrentJob(
+                lease, context, run.deadline_s, lambda value: self._progress(lease, value)
+            )
             CURRENT.set(job)
             task = run.task
-            assert task is not None
             run.interrupt = task.cancel
             try:
                 if self._hooks.start:
@@ -345,7 +345,7 @@ class Worker:
                     task.uncancel()
                     return Raised(_time_over(lease))
                 if task.cancelling():
-                    # Cancelled from outside the worker, for instance with the loop: the lease runs out by itself.
+                    # Cancelled from outside the worker, maybe with the loop: the lease runs out by itself.
                     raise
                 # Something that the handler awaited was cancelled: a failure like any other.
                 return Raised(error)
@@ -501,7 +501,7 @@ class Worker:
                 self._lose(run)
                 return False
             except DulyError as error:
-                # Refused, unreachable or unknown: the same call again is safe, and the lease decides who is right.
+                # Refused, unreachable or unknown: the same call again is safe, and the lease decides.
                 log.warning("outcome of %s not stored yet: %s", run.lease.key, error)
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -536,7 +536,9 @@ class Worker:
         if isinstance(outcome, Ack):
             self._spawn(self._hooks.tell("success", run.job, answer))
         else:
-            self._spawn(self._hooks.tell("failure", run.job, answer.exc if isinstance(answer, Raised) else answer))
+            self._spawn(
+                self._hooks.tell("failure", run.job, answer.exc if isinstance(answer, Raised) else answer)
+            )
 
     # -- stopping -----------------------------------------------------------------------------------------
 
