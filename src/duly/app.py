@@ -249,7 +249,7 @@ class Duly:
             UsageError: The limit is not a whole number of 1 or more.
         """
         if backlog is not None:
-            at_least_one(backlog, "backlog")
+            at_least_one(backlog, "backlog", 2**53)
         await (await self.store()).limit(check_topic(topic), backlog)
 
     async def purge(self, topic: str) -> int:

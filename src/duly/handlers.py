@@ -75,7 +75,7 @@ class Handler(Generic[P, R]):
         self.ttr_ms = positive_ms(ttr, "ttr")  #: how long one run may take
         self.concurrency = None if concurrency is None else at_least_one(concurrency, "concurrency")
         self.run_in = _place_of(fn, topic, run_in)
-        self.max_crashes = at_least_one(max_crashes, "max_crashes")
+        self.max_crashes = at_least_one(max_crashes, "max_crashes", 255)
         self.limits = limits or Limits()
         self.binding = Binding(fn, topic)
         check_backoff(backoff)

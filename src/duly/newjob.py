@@ -130,7 +130,7 @@ class NewJob(msgspec.Struct, Generic[R_co], frozen=True):
             expires_ms=0 if self.expires is None else _expires_ms(self.expires),
             ttr_ms=0 if self.ttr is None else positive_ms(self.ttr, "ttr"),
             retain_s=None if self.retain is None else -(-wait_ms(self.retain, "retain") // 1_000),
-            max_crashes=0 if self.max_crashes is None else at_least_one(self.max_crashes, "max_crashes"),
+            max_crashes=0 if self.max_crashes is None else at_least_one(self.max_crashes, "max_crashes", 255),
             envelope=self._envelope(limits),
             on_conflict=self.on_conflict,
         )
@@ -202,15 +202,15 @@ def positive_ms(wait: Seconds, what: str) -> int:
     return ms
 
 
-def at_least_one(number: int, what: str) -> int:
+def at_least_one(number: int, what: str, most: int = 65_535) -> int:
     """
     Return *number* if it is a count of one or more.
 
     Raises:
         UsageError: It is not.
     """
-    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= 1_000_000:
-        raise UsageError(f"{what}={number!r} must be a whole number from 1 to 1000000")
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= most:
+        raise UsageError(f"{what}={number!r} must be a whole number from 1 to {most}")
     return number
 
 

@@ -48,6 +48,31 @@ async def test_everything_goes_on_when_a_killed_server_comes_back(own_server, ma
     assert [("succeeded", 1, 0)] * 2 == [await tally(job) for job in (running, later)]
 
 
+async def test_a_worker_that_ends_while_the_server_is_away_leaves_nothing_behind(
+    own_server, make_app, monkeypatch
+):
+    monkeypatch.setattr("duly.services.worker.SETTLE_S", 0.3)
+    app = make_app(own_server.url, drain_grace=0.2)
+    gate, stop = asyncio.Event(), asyncio.Event()
+
+    @app.handler("held")
+    async def held(fail: bool) -> None:
+        await gate.wait()
+        if fail:
+            raise RuntimeError("an outcome that cannot be stored either")
+
+    jobs = [await app.enqueue(held.job(fail)) for fail in (False, True)]
+    before = asyncio.all_tasks()
+    work = asyncio.create_task(app.work(stop=stop))
+    for job in jobs:
+        await becomes(job, "running")
+    own_server.kill()
+    gate.set()
+    stop.set()
+    await asyncio.wait_for(work, 20)
+    await eventually(lambda: asyncio.all_tasks() <= before)
+
+
 async def test_an_idle_worker_survives_a_restart_and_works_on(own_server, make_app):
     app = make_app(own_server.url)
 

@@ -544,7 +544,7 @@ def test_the_store_behaves_as_its_model(kind: str, request: pytest.FixtureReques
         run_state_machine_as_test(
             lambda: StoreMachine(server, loop),
             settings=settings(
-                max_examples=500 if long else 120,
+                max_examples=500 if long else 80,
                 stateful_step_count=60 if long else 40,
                 deadline=None,
                 database=None,

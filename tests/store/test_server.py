@@ -463,3 +463,13 @@ async def test_a_store_over_tcp_and_one_over_a_socket_meet(start, connect):
     await Store(one, namespace="n").enqueue(Order(JobKey("mail", "a"), b"1"))
     [lease] = await claim(Store(two, namespace="n"))
     await Store(one, namespace="n").ack(lease)
+
+
+async def test_tokens_grow_also_across_an_emptied_server(link, store, raw):
+    await enqueue(store, "a")
+    [before] = await claim(store)
+    raw.delete(*raw.keys(f"{{{store.namespace}:*"))
+    await enqueue(store, "a")
+    [after] = await claim(store)
+    assert after.fence > before.fence
+    assert after.revision > before.revision

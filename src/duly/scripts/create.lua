@@ -13,7 +13,10 @@
 -- cost     O(1)
 
 if redis.call('HEXISTS', meta, 'layout') == 0 then
+  -- Numbers begin at the time of day, so that revisions and tokens grow also across a server that was emptied.
+  local time = redis.call('TIME')
   redis.call('HSET', meta, 'layout', layout, 'shards', shards, 'clock', clock_kind, 'epoch', epoch,
+    'sequence', string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000)),
     'max_event_rows', max_event_rows, 'max_event_bytes', max_event_bytes)
 end
 local was = redis.call('HMGET', meta, 'layout', 'shards', 'clock', 'epoch')

@@ -355,6 +355,8 @@ class Worker:
         run.job = job = CurrentJob(lease, context, run.deadline_s, report)
         if self._hooks.start:
             await self._hooks.tell("start", job)
+            if run.stopped:
+                return Raised(_time_over(lease))
         if handler.run_in == "process":
             return await self._call_in_child(run, context, report)
         copy = contextvars.copy_context()
@@ -592,6 +594,11 @@ class Worker:
                 await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._children.close()
+            # What could not be stored by now, because the store is away, is left to the leases.
+            for run in self.running.runs.values():
+                run.task.cancel()
+            for task in self._tasks:
+                task.cancel()
 
     def _stop_claiming(self) -> None:
         self._stopping = True
