@@ -40,6 +40,7 @@ log = logging.getLogger("duly.connection")
 _PASSING = ("BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "READONLY")
 FIRST_PAUSE_S = 0.01
 LONGEST_PAUSE_S = 0.5
+MAX_CONNECTIONS = 64  #: of one client; a thousand calls at once take turns
 
 
 class _NotSent(Exception):  # never leaves this module
@@ -62,7 +63,7 @@ class _ReplyLost(Exception):  # never leaves this module
 
 class Link:
     """
-    A server, reached over as many connections as there are calls under way.
+    A server, reached over as many connections as there are calls under way, up to a bound.
 
     Every mutating call carries a request id or is idempotent by itself, so a
     call whose reply was lost is sent again.  redis-py's own retries are off:
@@ -90,6 +91,7 @@ class Link:
         self.timeout_s = timeout_s
         self._ensure = ensure
         self._idle: list[Any] = []
+        self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
         self._closed = False
         try:
             self._pool = ConnectionPool.from_url(
@@ -170,7 +172,12 @@ class Link:
         )
 
     async def _exchange(self, command: tuple[Any, ...], timeout_s: float) -> Any:
-        connection = self._idle.pop() if self._idle else self._new_connection()
+        async with self._slots:
+            return await self._exchange_on(
+                self._idle.pop() if self._idle else self._new_connection(), command, timeout_s
+            )
+
+    async def _exchange_on(self, connection: Any, command: tuple[Any, ...], timeout_s: float) -> Any:
         try:
             if not connection.is_connected:
                 await self._connect(connection)
