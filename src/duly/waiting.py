@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from duly.store import Store
 
 RECHECK_S = 1.0
+AT_ONCE = 16  #: looks under way; each has a connection, and thousands may wait
 
 
 class Waiters:
@@ -28,6 +29,7 @@ class Waiters:
         self._store = store
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self._listener: asyncio.Task[None] | None = None
+        self._gate = asyncio.Semaphore(AT_ONCE)
 
     async def ended(self, key: JobKey) -> tuple[JobState, bytes]:
         """
@@ -61,7 +63,8 @@ class Waiters:
     async def _watch(self, key: JobKey) -> list[Any]:
         fixed = self._store.keys[shard_of(key.topic, key.id, self._store.shards)].fixed
         keys = [fixed[name] for name in ("jobs", "outcomes", "due")]
-        answer: list[Any] = await self._store.link.run("watch", keys, [key.member])
+        async with self._gate:
+            answer: list[Any] = await self._store.link.run("watch", keys, [key.member])
         return answer
 
     async def _listen(self) -> None:

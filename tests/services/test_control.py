@@ -197,6 +197,21 @@ async def test_waiters_are_woken_by_the_end_itself_and_not_by_the_next_look(app,
         assert list(range(20)) == await asyncio.gather(*(job.result(timeout=5) for job in jobs))
 
 
+async def test_a_thousand_waiters_share_a_few_connections(app, valkey):
+    @app.handler("held")
+    async def held(number: int) -> int:
+        return number
+
+    raw = redis.Redis(unix_socket_path=str(valkey.socket))
+    jobs = await app.enqueue_many([held.job(number) for number in range(1000)])
+    waiting = [asyncio.create_task(job.result(timeout=30)) for job in jobs]
+    before = raw.info("clients")["connected_clients"]
+    async with working(app, concurrency=100):
+        assert list(range(1000)) == await asyncio.gather(*waiting)
+        assert raw.info("clients")["connected_clients"] - before < 60
+    raw.close()
+
+
 async def test_waiters_survive_a_cut_subscription(app, valkey, monkeypatch):
     monkeypatch.setattr("duly.waiting.RECHECK_S", 60)
     gate = asyncio.Event()

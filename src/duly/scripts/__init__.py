@@ -25,6 +25,7 @@ _LITERAL = r"(?:\d+|'[^'\n]*')"
 _CONSTANTS = re.compile(
     rf"^local ([A-Z][A-Z_]+(?:, [A-Z][A-Z_]+)*) =\s+({_LITERAL}(?:, {_LITERAL})*)$", re.MULTILINE
 )
+_FUNCTION = re.compile(r"^local function (\w+)\(.*?^end$\n?", re.MULTILINE | re.DOTALL)
 _FIELD = re.compile(r"^-- (?P<field>[A-Za-z]+)\s{2,}(?P<rest>.+)$|^--\s{10}(?P<more>\S.*)$")
 
 
@@ -52,11 +53,11 @@ def load(name: str) -> Script:
     keys = tuple(line.split()[0] for line in header["KEYS"])
     args = tuple(_words(header.get("ARGV", [])))
     uses = " ".join(header.get("uses", [])).split()
-    library = [(here / "lib" / f"{part}.lua").read_text("utf-8") for part in uses]
+    parts = [(here / "lib" / f"{part}.lua").read_text("utf-8") for part in uses]
     shebang, body = text.split("\n", 1)
-    source = "\n".join(
-        [shebang, _ALIASES, _locals("KEYS", keys), _locals("ARGV", args), *map(_bare, library), _bare(body)]
-    )
+    body = _bare(body)
+    library = _needed("\n".join(map(_bare, parts)), body)
+    source = "\n".join([shebang, _ALIASES, _locals("KEYS", keys), _locals("ARGV", args), library, body])
     source = _with_constants(source)
     # The digest only names the script to the server; it protects nothing.
     sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
@@ -91,6 +92,20 @@ def _locals(table: str, names: tuple[str, ...]) -> str:
         else:
             lines.append(f"local {name} = {table}[{position}]")
     return " ".join(lines)
+
+
+def _needed(library: str, body: str) -> str:
+    """
+    Leave out functions that the body does not reach: each one is made anew in every call of the script.
+    """
+    functions = {match[1]: match[0] for match in _FUNCTION.finditer(library)}
+    reached: set[str] = set()
+    texts = [body, _FUNCTION.sub("", library)]
+    while texts:
+        found = set(re.findall(r"\w+", texts.pop())) & functions.keys() - reached
+        reached |= found
+        texts += [functions[name] for name in found]
+    return _FUNCTION.sub(lambda match: match[0] if match[1] in reached else "", library)
 
 
 def _with_constants(source: str) -> str:
