@@ -80,6 +80,7 @@ class Look(NamedTuple):
     rank: int  #: of the asking timer: 0 leads, 1 and 2 stand by, 3 only scans
     peers: int  #: other timers that hold a slot: other processes that work
     unnamed: tuple[str, ...]  #: topics with due jobs whose streams the call did not name
+    micros: int = 0  #: beyond now_ms
 
 
 class Claimed(NamedTuple):
@@ -310,6 +311,7 @@ class Store:
                 answer[4],
                 answer[5],
                 tuple(name.decode() for name in answer[6]),
+                answer[7],
             )
             # Every key of a script is declared: topics it met and could not name are named in the next call.
             if not look.unnamed or moved >= limit:
@@ -353,9 +355,9 @@ class Store:
         }
         topics = [want.topic for want in wants]
         answer = await self._run("claim", shard, topics, fixed, args, again={"again": "1"})
-        now_ms, next_due, next_lease, rank, peers, unnamed, resumed, leased, long = answer
+        now_ms, next_due, next_lease, rank, peers, unnamed, resumed, leased, long, micros = answer
         behind = tuple(name.decode() for name in unnamed)
-        look = Look(now_ms, 0, _ms(next_due), _ms(next_lease), rank, peers, behind)
+        look = Look(now_ms, 0, _ms(next_due), _ms(next_lease), rank, peers, behind, micros)
         if not leased:
             return Claimed([], look)
         terms = Terms(shard, now_ms, self.lease_ms, self.grace_ms)

@@ -34,10 +34,11 @@
 --          topic...  three for each topic: name, free slots, time to run of its handler
 -- returns  {now_ms, next_due_ms, next_lease_ms, rank of the timer, how many others hold a slot,
 --          topics due but not named,
---          {end of its last pause for each topic}, {member, record, ...}, {member, body kept apart, ...}}
+--          {end of its last pause for each topic}, {member, record, ...}, {member, body kept apart, ...},
+--          microseconds beyond now_ms}
 -- cost     O(limit * log n)
 
-local now = clock(now_ms)
+local now, _, micros = clock(now_ms)
 local names, free, ttr, place = {}, {}, {}, {}
 for at = topic_at, #ARGV, 3 do
   local position = #names + 1
@@ -70,7 +71,7 @@ end
 
 local function answer(unnamed, next_due)
   local rank, peers = hold_timer(name, role, now)
-  return {now, next_due or first_score(due), first_score(leases), rank, peers, names_of(unnamed), resumed, leased, long}
+  return {now, next_due or first_score(due), first_score(leases), rank, peers, names_of(unnamed), resumed, leased, long, micros}
 end
 
 -- A claim that may have run before is known by its nonce; one that finds nothing to take need not ask.

@@ -24,10 +24,11 @@
 --          role      leader, follower or auto
 --          topic...  topics whose streams are in KEYS
 -- returns  {now_ms, moved, next_due_ms, next_lease_ms, rank of this timer, how many others hold
---          a slot, topics still due but not named}
+--          a slot, topics still due but not named,
+--          microseconds beyond now_ms}
 -- cost     O(limit * log n)
 
-local now = clock(now_ms)
+local now, _, micros = clock(now_ms)
 for at = topic_at, #ARGV do name_topic(ARGV[at], at - topic_at + 1) end
 
 local moved, number = 0, 0
@@ -39,4 +40,4 @@ end)
 commit(now, nonce)
 wake_topics()
 local rank, peers = hold_timer(name, role, now)
-return {now, moved, first_score(due), first_score(leases), rank, peers, names_of(unnamed)}
+return {now, moved, first_score(due), first_score(leases), rank, peers, names_of(unnamed), micros}

@@ -39,7 +39,7 @@ class Outlook:
         self.server_ms = look.now_ms
         self.rank, self.peers = look.rank, look.peers
         # Counted from the answer, not from the question: early would be a wasted wake-up.
-        base = (sent_s + self.seen_s) / 2
+        base = (sent_s + self.seen_s) / 2 - look.micros / 1_000_000
         self._due_s = None if look.next_due_ms is None else base + (look.next_due_ms - look.now_ms) / 1000
         self._lease_s = (
             None if look.next_lease_ms is None else base + (look.next_lease_ms - look.now_ms) / 1000

@@ -1,6 +1,7 @@
 -- clock: the server's time, or the time of a test where the namespace was created for one.
 
--- Whole milliseconds: rounded down to decide what is due, rounded up to start counting a delay.
+-- Whole milliseconds: rounded down to decide what is due, rounded up to start counting a delay; then the
+-- microseconds that the first leaves out, for who wants to sleep until a due time and no longer.
 local shard  -- who holds the timer slots is read with the clock, to ask `meta` once
 
 local function clock(given)
@@ -13,11 +14,11 @@ local function clock(given)
     if shard[1] ~= 'test' then
       error({err = 'ERR this namespace runs on the clock of its server; create it with clock=test to pass a time'})
     end
-    return tonumber(given), tonumber(given)
+    return tonumber(given), tonumber(given), 0
   end
   local time = redis.call('TIME')
   local ms = time[1] * 1000
-  return ms + math.floor(time[2] / 1000), ms + math.ceil(time[2] / 1000)
+  return ms + math.floor(time[2] / 1000), ms + math.ceil(time[2] / 1000), time[2] % 1000
 end
 
 -- Numbers of the shard that are never reused: revisions, tokens and stream entries alike.
