@@ -98,11 +98,11 @@ async def test_one_leads_two_stand_by_and_the_rest_only_scan(live):
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 async def test_a_stand_by_looks_a_little_after_the_due_time(live, rank):
-    await enqueue(live, "a", delay_ms=100)
     timers = [timer(live, name) for name in "abc"]
     for each, _ in timers:
         await each.promote()
     mine, outlook = timers[rank]
+    outlook.note_due((await enqueue(live, "a", delay_ms=200)).due_ms)
     due_s = time.monotonic() + outlook.due_in_s()
     # Whoever comes before has died: nobody else promotes.
     while not await mine.run_once():
@@ -114,10 +114,10 @@ async def test_a_stand_by_looks_a_little_after_the_due_time(live, rank):
 async def test_whoever_has_no_place_still_scans(live):
     for name in "abc":
         await timer(live, name)[0].promote()
-    await enqueue(live, "a", delay_ms=50)
     last, outlook = timer(live, "d", scan_s=0.2)
     await last.promote()
     assert 3 == outlook.rank
+    await enqueue(live, "a", delay_ms=50)
     began = time.monotonic()
     while not await last.run_once():
         pass

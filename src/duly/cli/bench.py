@@ -4,39 +4,51 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+
+import click
 
 from duly.bench.measures import MEASURES, QUICK, Sizes
 from duly.bench.report import machine, measure, table
 from duly.cli.loop import run
+from duly.cli.main import COMMANDS, NO, OK
+from duly.cli.options import as_json
+from duly.cli.output import print_json
 from duly.errors import UsageError
 
-if TYPE_CHECKING:
-    import argparse
 
-
-def bench(args: argparse.Namespace) -> int:
+@click.command(epilog="Example: duly bench --quick", short_help=COMMANDS["bench"][1])
+@click.argument("only", nargs=-1, metavar="[WHAT]...")
+@click.option("--url", help="A server to measure; default an embedded one in a temporary directory.")
+@click.option("--quick", is_flag=True, help="Small sizes, for a first look.")
+@click.option(
+    "--runs",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Repeat each and report the median.",
+)
+@as_json
+def bench(only: tuple[str, ...], url: str | None, quick: bool, runs: int, as_json: bool) -> int:
     """
-    Measure, print, and answer 1 if a figure misses its bound.
+    Measure this machine: rates, lateness, memory, idle cost; or only WHAT.  Exits with 1 if a goal is missed.
     """
     # What services say while they start and stop is not news here.
     logging.getLogger("duly").setLevel(logging.ERROR)
-    for name in args.only:
+    for name in only:
         if name not in MEASURES:
             raise UsageError(f"there is no measure {name}; known are {', '.join(MEASURES)}")
-    names = args.only or list(MEASURES)
-    figures = run(measure(names, QUICK if args.quick else Sizes(), args.runs, args.url))
-    if args.json:
-        document = {
-            "machine": machine(),
-            "figures": [asdict(figure) | {"kept": figure.kept} for figure in figures],
-        }
-        print(json.dumps(document, indent=2))
+    figures = run(measure(list(only or MEASURES), QUICK if quick else Sizes(), runs, url))
+    if as_json:
+        print_json(
+            {
+                "machine": machine(),
+                "figures": [asdict(figure) | {"kept": figure.kept} for figure in figures],
+            }
+        )
     else:
         about = ", ".join(f"{name} {value}" for name, value in machine().items())
-        print(f"{about}; median of {args.runs}")
+        print(f"{about}; median of {runs}")
         print(table(figures))
-    return 1 if any(figure.kept is False for figure in figures) else 0
+    return NO if any(figure.kept is False for figure in figures) else OK

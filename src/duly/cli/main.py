@@ -6,84 +6,107 @@
 
 from __future__ import annotations
 
-import argparse
+import importlib
 import sys
-from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import duly
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-OK, NO, USAGE, UNAVAILABLE = 0, 1, 2, 3
+OK, NO, USAGE, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 3, 130
+
+#: Every command: the module in duly.cli that holds it under its own name, and its line in `duly --help`.
+COMMANDS = {
+    "bench": ("bench", "measure this machine: rates, lateness, memory, idle cost"),
+    "work": ("work", "run the jobs of an app's handlers until SIGTERM or Ctrl-C"),
+}
+
+
+class Commands(click.Group):
+    """
+    Commands that are imported when they are called: `duly --version` should not wait for a queue.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
+        """
+        Name the commands, in the order of the alphabet.
+        """
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """
+        Import one command.
+        """
+        if cmd_name not in COMMANDS:
+            return None
+        module, _ = COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(f"duly.cli.{module}"), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """
+        List them without importing one.
+        """
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """
+        Name what is near where there is no such command.
+        """
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            import difflib
+
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            if not near:
+                raise
+            msg = f"{error.message.rstrip('.')}; did you mean {near[0]}?"
+            raise click.UsageError(msg, ctx) from None
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(duly.__version__, message="duly %(version)s")
+def cli() -> None:
+    """
+    Run a function when it is due: never before, within milliseconds after, never lost.
+    """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """
     Run one command and return its exit code.
     """
-    args = _parser().parse_args(argv)
-    # Imported late: `duly --version` should not wait for a queue.
+    try:
+        code: Any = cli.main(None if argv is None else list(argv), prog_name="duly", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; `duly jobs ls | head` is no mistake.
+        sys.stderr.close()
+        return OK
+    except Exception as error:  # noqa: BLE001  # what is not ours is raised again
+        return _answer(error)
+    return code if isinstance(code, int) else OK
+
+
+def _answer(error: Exception) -> int:
+    # Imported late, like the commands.
     from duly.errors import DulyError, OutcomeUnknown, StoreUnavailable, UsageError
 
-    try:
-        code = _command(args.command)(args)
-    except UsageError as error:
-        return _say(error, USAGE)
-    except (StoreUnavailable, OutcomeUnknown) as error:
-        return _say(error, UNAVAILABLE)
-    except DulyError as error:
-        return _say(error, NO)
-    except KeyboardInterrupt:
-        return 130
-    return code
-
-
-def _command(name: str) -> Callable[[argparse.Namespace], int]:
-    if name == "work":
-        from duly.cli.work import work
-
-        return work
-    from duly.cli.bench import bench
-
-    return bench
-
-
-def _say(error: Exception, code: int) -> int:
-    print(f"duly: {error}", file=sys.stderr)
-    return code
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="duly",
-        description="Run a function when it is due: never before, within milliseconds after, never lost.",
-    )
-    parser.add_argument("--version", action="version", version=f"duly {version('duly')}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    work = commands.add_parser(
-        "work",
-        help="run the jobs of an app's handlers until SIGTERM or Ctrl-C",
-        epilog="example: duly work shop.jobs:app --concurrency 100",
-    )
-    work.add_argument("app", metavar="MODULE:APP", help="where the Duly object is, e.g. shop.jobs:app")
-    work.add_argument("--concurrency", type=int, metavar="N", help="how many jobs to run at once")
-    work.add_argument(
-        "--topic", action="append", dest="topics", metavar="NAME", help="take only this topic; repeatable"
-    )
-    work.add_argument("--role", choices=["auto", "leader", "follower"], help="the timer's duty; default auto")
-    work.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
-
-    bench = commands.add_parser(
-        "bench",
-        help="measure this machine: rates, lateness, memory, idle cost",
-        epilog="example: duly bench --quick",
-    )
-    bench.add_argument("only", nargs="*", metavar="WHAT", help="measure only these; default all")
-    bench.add_argument("--url", help="a server to measure; default an embedded one in a temporary directory")
-    bench.add_argument("--quick", action="store_true", help="small sizes, for a first look")
-    bench.add_argument(
-        "--runs", type=int, default=3, metavar="N", help="repeat each and report the median; default 3"
-    )
-    bench.add_argument("--json", action="store_true", help="machine-readable output")
-    return parser
+    if not isinstance(error, DulyError):
+        raise error
+    click.echo(f"duly: {error}", err=True)
+    if isinstance(error, UsageError):
+        return USAGE
+    return UNAVAILABLE if isinstance(error, StoreUnavailable | OutcomeUnknown) else NO

@@ -12,35 +12,51 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import click
+
 from duly.cli.loading import load_app
 from duly.cli.loop import run
+from duly.cli.main import COMMANDS, OK
 from duly.services.worker import WornOut
 
 if TYPE_CHECKING:
-    import argparse
-
     from duly.app import Duly
+    from duly.settings import Role
 
 log = logging.getLogger("duly.work")
 
 STALLED = 70  #: exit code of a worker that made no progress: a supervisor should start it again
 
 
-def work(args: argparse.Namespace) -> int:
+@click.command(epilog="Example: duly work shop.jobs:app --concurrency 100", short_help=COMMANDS["work"][1])
+@click.argument("app", metavar="MODULE:APP")
+@click.option("--concurrency", type=click.IntRange(min=1), metavar="N", help="How many jobs to run at once.")
+@click.option("--topic", "topics", multiple=True, metavar="NAME", help="Take only this topic; repeatable.")
+@click.option(
+    "--role", type=click.Choice(["auto", "leader", "follower"]), help="The timer's duty; default auto."
+)
+@click.option(
+    "--log-level", default="INFO", show_default=True, type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"])
+)
+def work(
+    app: str, concurrency: int | None, topics: tuple[str, ...], role: Role | None, log_level: str
+) -> int:
     """
-    Work until SIGTERM or Ctrl-C, then drain; a second signal ends at once.
+    Run the jobs of the handlers of MODULE:APP, e.g. shop.jobs:app, until SIGTERM or Ctrl-C, then drain.
+
+    A second signal ends at once and gives running jobs back.
     """
-    logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    app = load_app(args.app)
-    if args.role is not None:
-        app.settings = replace(app.settings, role=args.role)
+    logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    found = load_app(app)
+    if role is not None:
+        found.settings = replace(found.settings, role=role)
     try:
-        run(_work(app, args.concurrency, args.topics))
+        run(_work(found, concurrency, list(topics) or None))
     except WornOut as error:
         log.warning("%s; starting anew", error)
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  # ourselves again
-    return 0
+    return OK
 
 
 async def _work(app: Duly, concurrency: int | None, topics: list[str] | None) -> None:
