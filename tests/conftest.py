@@ -8,6 +8,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from duly.connection import Link
 from duly.feed import Feed
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
 _numbers = itertools.count(1)
+
+# How long an example takes says something about the machine and nothing about the code.
+settings.register_profile("duly", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("duly")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

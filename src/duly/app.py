@@ -26,7 +26,7 @@ from duly.views import PAGE, Views
 from duly.waiting import Waiters
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
     from types import TracebackType
     from typing import Self, Unpack
 
@@ -177,17 +177,25 @@ class Duly:
     async def enqueue_many(self, jobs: Iterable[NewJob[Any]]) -> list[JobHandle[Any] | DulyError]:
         """
         Promise any number of jobs; one outcome for each, in their order.  A wrong one is an outcome, too.
+
+        *jobs* may be made on the way: they are taken as they are sent, a few hundred at a time.
         """
         outcomes: list[Any] = []
-        orders, positions = [], []
-        for job in jobs:
-            try:
-                orders.append(self._order(job))
-                positions.append(len(outcomes))
-                outcomes.append(None)
-            except UsageError as error:
-                outcomes.append(error)
-        answers = await (await self.store()).enqueue_many(orders)
+        positions: list[int] = []
+
+        def orders() -> Iterator[Order]:
+            # One at a time, so that the next ones are made while the server works on those before.
+            for job in jobs:
+                try:
+                    order = self._order(job)
+                except UsageError as error:
+                    outcomes.append(error)
+                else:
+                    positions.append(len(outcomes))
+                    outcomes.append(None)
+                    yield order
+
+        answers = await (await self.store()).enqueue_many(orders())
         for position, answer in zip(positions, answers, strict=True):
             outcomes[position] = (
                 answer if isinstance(answer, DulyError) else JobHandle(self, answer.key, answer)
@@ -202,7 +210,7 @@ class Duly:
             and handler.max_crashes != self._default_max_crashes
         ):
             job = job.options(max_crashes=handler.max_crashes)
-        return job.order(self.settings.limits)
+        return job.order(self.handlers.limits)
 
     _default_max_crashes = 3
 

@@ -11,7 +11,6 @@ import random
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from hiredis import pack_command
 from redis.asyncio import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -20,24 +19,21 @@ from redis.exceptions import (
     AuthorizationError,
     BusyLoadingError,
     NoPermissionError,
-    NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
     RedisError,
-    ResponseError,
 )
 
 from duly.errors import OutcomeUnknown, ServerUnsuitable, StoreUnavailable, UsageError
-from duly.scripts import load
+from duly.scripts import library
+from duly.wire import ReplyError, Wire, WireLost
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from duly.scripts import Script
-
 log = logging.getLogger("duly.connection")
 
-_PASSING = ("BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "READONLY")
+_PASSING = {"BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN"}
+_ELSEWHERE = {"LOADING", "READONLY"}  #: the server changed its role, or is starting
+_FORBIDDEN = {"NOPERM", "NOAUTH", "WRONGPASS"}
 FIRST_PAUSE_S = 0.01
 LONGEST_PAUSE_S = 0.5
 MAX_CONNECTIONS = 64  #: of one client; a thousand calls at once take turns
@@ -46,6 +42,12 @@ MAX_CONNECTIONS = 64  #: of one client; a thousand calls at once take turns
 class _NotSent(Exception):  # never leaves this module
     """
     No connection could be made, so the server has not seen the call.
+    """
+
+
+class _NoFunction(Exception):  # never leaves this module
+    """
+    The server does not know our functions (yet, or any more).
     """
 
 
@@ -90,7 +92,7 @@ class Link:
         self.patience_s = patience_s
         self.timeout_s = timeout_s
         self._ensure = ensure
-        self._idle: list[Any] = []
+        self._idle: list[Wire] = []
         self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
         self._closed = False
         try:
@@ -110,14 +112,13 @@ class Link:
         self,
         *command: Any,
         again: Sequence[Any] | None = None,
-        script: Script | None = None,
         timeout_s: float | None = None,
     ) -> Any:
         """
         Send one command and return its reply, replaying it while that is safe and there is patience.
 
-        *again* is what to send instead when the first sending may have run; *script* is loaded where the
-        server does not know it (yet, or any more).
+        *again* is what to send instead when the first sending may have run.  Our functions are loaded where
+        the server does not know them (yet, or any more).
 
         Raises:
             StoreUnavailable: It was refused or never sent.
@@ -132,10 +133,8 @@ class Link:
                 return await self._exchange(
                     tuple(again) if maybe_ran and again else command, timeout_s or self.timeout_s
                 )
-            except NoScriptError as error:
-                if script is None:
-                    raise StoreUnavailable(f"{self.place} refused the call: {error}") from error
-                await self._load(script, maybe_ran=maybe_ran)
+            except _NoFunction:
+                await self._load(maybe_ran=maybe_ran)
                 continue
             except _ReplyLost as error:
                 maybe_ran = True
@@ -157,13 +156,13 @@ class Link:
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    async def _load(self, script: Script, *, maybe_ran: bool) -> None:
+    async def _load(self, *, maybe_ran: bool) -> None:
         try:
-            await self.call("SCRIPT", "LOAD", script.source)
+            await self.call("FUNCTION", "LOAD", "REPLACE", library().source)
         except (StoreUnavailable, OutcomeUnknown) as error:
             if maybe_ran:
                 raise self._unknown(error) from error
-            # A script that was loaded or not has changed nothing.
+            # A function that was loaded or not has changed nothing.
             raise StoreUnavailable(str(error)) from error
 
     def _unknown(self, cause: Exception) -> OutcomeUnknown:
@@ -173,51 +172,55 @@ class Link:
 
     async def _exchange(self, command: tuple[Any, ...], timeout_s: float) -> Any:
         async with self._slots:
-            return await self._exchange_on(
-                self._idle.pop() if self._idle else self._new_connection(), command, timeout_s
-            )
+            wire = await self._wire()
+            try:
+                reply = await wire.exchange(command, timeout_s)
+            except ReplyError as error:
+                raise await self._answered(wire, error) from error
+            except WireLost as error:
+                await self._drop(wire)
+                raise _ReplyLost(str(error)) from error
+            except BaseException:
+                # A cancelled call leaves its reply behind: the next caller must not read it.
+                await self._drop(wire)
+                raise
+            self._idle.append(wire)
+            return reply
 
-    async def _exchange_on(self, connection: Any, command: tuple[Any, ...], timeout_s: float) -> Any:
-        try:
-            if not connection.is_connected:
-                await self._connect(connection)
-            async with asyncio.timeout(timeout_s):
-                # Packed in C: redis-py's own packing took longer than all else that a client does.
-                await connection.send_packed_command(pack_command(command), check_health=False)
-                reply = await connection.read_response()
-        except (NoScriptError, _NotSent):
-            self._idle.append(connection)
-            raise
-        except (ReadOnlyError, BusyLoadingError) as error:
-            # The server changed its role or is starting: every connection of ours leads to the same place.
-            await self._drop(connection)
+    async def _answered(self, wire: Wire, error: ReplyError) -> Exception:
+        """
+        What an error of the server means to the caller.
+        """
+        if error.code in _ELSEWHERE:
+            # Every connection of ours leads to the same place.
+            await self._drop(wire)
             await self.drop_idle()
-            raise _Refused(str(error)) from error
-        except OutOfMemoryError as error:
-            self._idle.append(connection)
-            msg = f"{self.place} is at its memory limit and refused the call; nothing was changed ({error})"
-            raise StoreUnavailable(msg) from error
-        except (NoPermissionError, AuthenticationError, AuthorizationError) as error:
-            await self._drop(connection)
-            msg = (
+            return _Refused(error.said)
+        if error.code in _FORBIDDEN:
+            await self._drop(wire)
+            return StoreUnavailable(
                 f"{self.place} does not allow it: {error}; check the user and password in the URL and its ACL"
             )
-            raise StoreUnavailable(msg) from error
-        except ResponseError as error:
-            self._idle.append(connection)
-            if str(error).startswith(_PASSING):
-                raise _Refused(str(error)) from error
-            msg = f"{self.place} refused the call: {error}; nothing was changed"
-            raise StoreUnavailable(msg) from error
-        except (RedisError, OSError, TimeoutError) as error:
-            await self._drop(connection)
-            raise _ReplyLost(str(error) or type(error).__name__) from error
-        except BaseException:
-            # A cancelled call leaves its reply behind: the next caller must not read it.
-            await self._drop(connection)
-            raise
-        self._idle.append(connection)
-        return reply
+        self._idle.append(wire)
+        if error.said.startswith("Function not found"):
+            return _NoFunction()
+        if error.code == "OOM":
+            return StoreUnavailable(
+                f"{self.place} is at its memory limit and refused the call; nothing was changed ({error})"
+            )
+        if error.code in _PASSING:
+            return _Refused(error.said)
+        return StoreUnavailable(f"{self.place} refused the call: {error.said}; nothing was changed")
+
+    async def _wire(self) -> Wire:
+        while self._idle:
+            wire = self._idle.pop()
+            if not wire.lost:
+                return wire
+            await self._drop(wire)
+        connection = self._new_connection()
+        await self._connect(connection)
+        return Wire(connection)
 
     async def _connect(self, connection: Any) -> None:
         try:
@@ -245,11 +248,10 @@ class Link:
         self, name: str, keys: Sequence[str], args: Sequence[Any], *, again: Sequence[Any] | None = None
     ) -> Any:
         """
-        Run a script by its content hash; load it where the server does not know it (yet, or any more).
+        Run a script on some keys of a shard.
         """
-        script = load(name)
-        head = ("EVALSHA", script.sha, len(keys), *keys)
-        return await self.call(*head, *args, again=(*head, *again) if again else None, script=script)
+        head = ("FCALL", library().function(name), len(keys), *keys)
+        return await self.call(*head, *args, again=(*head, *again) if again else None)
 
     async def listen(self, *channels: str) -> AsyncIterator[tuple[str, bytes]]:
         """
@@ -272,23 +274,24 @@ class Link:
                 log.info("subscription lost (%s), subscribing again", error)
                 await asyncio.sleep(LONGEST_PAUSE_S * random.uniform(0.5, 1.0))  # jitter, not secrecy
             finally:
-                await self._drop(connection)
+                with suppress(RedisError, OSError, RuntimeError):
+                    await connection.disconnect(nowait=True)
 
     def _new_connection(self) -> Any:
         make: Callable[[], Any] = self._pool.make_connection
         return make()
 
-    async def _drop(self, connection: Any) -> None:
+    async def _drop(self, wire: Wire) -> None:
         with suppress(RedisError, OSError, RuntimeError):
-            await connection.disconnect(nowait=True)
+            await wire.aclose()
 
     async def drop_idle(self) -> None:
         """
         Close connections that nobody uses.
         """
         idle, self._idle = self._idle, []
-        for connection in idle:
-            await self._drop(connection)
+        for wire in idle:
+            await self._drop(wire)
 
     async def aclose(self) -> None:
         """

@@ -8,6 +8,7 @@ The log line, the metric, the feed and the Spark schema derive from these fields
 from __future__ import annotations
 
 from enum import StrEnum
+from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -43,6 +44,9 @@ class Verb(StrEnum):
     resumed = "resumed"  #: of a topic: the id is empty
     mended = "mended"  #: by the auditor; the reason says what disagreed
 
+
+#: How the `about` of an entry begins: when, how many rows and bytes up to and with it, the nonce of its call.
+ABOUT = Struct(">QQQ8s")
 
 #: The run goes on, or ended without being counted: its number is one more than what was counted.
 _OPEN_RUN = frozenset({Verb.claimed, Verb.released, Verb.recovered})
@@ -116,11 +120,10 @@ def unpack(shard: int, entry: bytes, fields: list[bytes]) -> tuple[Offset, list[
     """
     values = dict(zip(fields[::2], fields[1::2], strict=True))
     counter = int(entry.partition(b"-")[0])
-    epoch = values[b"epoch"].decode()
-    at_ms = int(float(values[b"at"]))
-    worker = values[b"worker"].decode()
+    at_ms, _, _, nonce = ABOUT.unpack_from(values[b"about"])
+    epoch, counts, worker = values[b"about"][ABOUT.size :].decode().split("\n", 2)
     verbs: list[Verb] = []
-    words = values[b"verbs"].decode().split(" ")
+    words = counts.split(" ")
     for word, size in zip(words[::2], words[1::2], strict=True):
         verbs += [Verb(word)] * int(size)
     rows = zip(
@@ -155,4 +158,4 @@ def unpack(shard: int, entry: bytes, fields: list[bytes]) -> tuple[Offset, list[
                 reason,
             )
         )
-    return Offset(epoch, counter, values[b"nonce"].hex()), events
+    return Offset(epoch, counter, nonce.hex()), events

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
-MAX_JOBS = 500
+MAX_JOBS = 250  #: of one call: about 3 ms of the server's time
 MAX_BYTES = 1024 * 1024
 
 

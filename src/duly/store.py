@@ -4,12 +4,13 @@ The queue as a set of atomic transitions: one method per script.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from dataclasses import dataclass
+from struct import Struct
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
+from duly.bulk import Bulk
 from duly.errors import (
     Conflict,
     DulyError,
@@ -38,9 +39,13 @@ log = logging.getLogger("duly.store")
 Ending = Literal["ack", "retry", "bury", "release"]
 ENDINGS: tuple[Ending, ...] = get_args(Ending)
 
+#: How enqueue.lua is told of a job: a byte for lane, options and what to do where the id is taken; its time.
+SPEC = Struct(">BQ")
+HAS_OPTIONS, FROM_NOW = 32, 64
+_ON_CONFLICT = {"keep": 0, "replace": 1, "raise": 2}
+
 MAX_MS = 0xFFFFFFFE  #: largest number of milliseconds that a record holds for a duration
 DUE_TOPICS = 64  #: topics whose streams a promote names unasked
-IN_FLIGHT = 3  #: calls of one bulk enqueue under way at once
 PER_CALL = 200  #: jobs in one promote or claim: under 5 ms of the server's time
 CLAIM_BYTES = 1024 * 1024
 FORGET_WORKERS_MS = 24 * 3_600_000
@@ -179,59 +184,24 @@ class Store:
             raise answer
         return answer
 
-    async def enqueue_many(self, orders: Sequence[Order]) -> list[Placed | DulyError]:
+    async def enqueue_many(self, orders: Iterable[Order]) -> list[Placed | DulyError]:
         """
         Accept any number of jobs; the answer holds one outcome for each, in their order.
 
         Raises:
             StoreUnavailable, OutcomeUnknown: What became of every single one, so that it is not overlooked.
         """
-        by_shard: dict[int, list[int]] = {}
-        for position, order in enumerate(orders):
-            by_shard.setdefault(self._shard(order.key), []).append(position)
-        answers: list[Any] = [None] * len(orders)
-        for shard, positions in by_shard.items():
-            items = [(orders[position], new_request()) for position in positions]
-            # The same id twice is answered in order, so there the calls follow each other.
-            distinct = len({order.key for order, _ in items}) == len(items)
-            batches = chunks(items, key=_order_key, size=_order_size)
-            found = await self._in_turn(shard, batches, at_once=IN_FLIGHT if distinct else 1)
-            for position, answer in zip(positions, found, strict=True):
-                answers[position] = answer
-        if answers and all(isinstance(answer, StoreUnavailable | OutcomeUnknown) for answer in answers):
-            raise answers[0]
-        return answers
-
-    async def _in_turn(
-        self, shard: int, batches: list[list[tuple[Order, bytes]]], *, at_once: int
-    ) -> list[Placed | DulyError]:
-        """
-        Send batches, some of them at once: the server works on one while the next is written.
-        """
-        answers: list[Placed | DulyError] = []
-        under_way: deque[tuple[int, asyncio.Task[list[Placed | DulyError]]]] = deque()
-
-        async def settle() -> None:
-            size, task = under_way.popleft()
-            try:
-                answers.extend(await task)
-            except DulyError as error:
-                # Other calls may have been accepted: the jobs of this one are told, the others keep theirs.
-                answers.extend([error] * size)
-
+        bulk = Bulk(self._enqueue, self.shards)
         try:
-            for batch in batches:
-                under_way.append((len(batch), asyncio.create_task(self._enqueue(shard, batch))))
-                # Lets the task write its call before this one goes on to the next.
-                await asyncio.sleep(0)
-                if len(under_way) >= at_once:
-                    await settle()
-            while under_way:
-                await settle()
+            for order in orders:
+                await bulk.add(self._shard(order.key), order, new_request())
+            answers = await bulk.finish()
         except BaseException:
-            for _, task in under_way:
-                task.cancel()
+            bulk.cancel()
             raise
+        failed = [each for each in answers if isinstance(each, StoreUnavailable | OutcomeUnknown)]
+        if failed and len(failed) == len(answers):
+            raise failed[0]
         return answers
 
     def _enqueue_group(self, shard: int) -> Group[tuple[Order, bytes], Placed | DulyError]:
@@ -246,17 +216,15 @@ class Store:
         for order, request in batch:
             key = order.key
             topics[key.topic] = None
-            due_ms = order.due_ms
-            when = f"+{order.delay_ms or 0}" if due_ms is None else due_ms
-            rest += (
-                key.member,
-                request,
-                int(order.lane),
-                when,
-                order.on_conflict,
-                options_of(order),
-                order.envelope + order.payload if order.envelope else order.payload,
-            )
+            options = options_of(order)
+            spec = order.lane << 3 | _ON_CONFLICT[order.on_conflict]
+            if options:
+                spec |= HAS_OPTIONS
+            if order.due_ms is None:
+                head = SPEC.pack(spec | FROM_NOW, order.delay_ms or 0)
+            else:
+                head = SPEC.pack(spec, order.due_ms)
+            rest += (key.member, head, b"".join((request, options, order.envelope, order.payload)))
         now_ms, revision, answers = await self._run(
             "enqueue", shard, topics, {"nonce": new_nonce(), "topic_count": len(topics)}, (*topics, *rest)
         )
@@ -483,7 +451,7 @@ class Store:
             late_ms = min(max(lateness_ms, 0), MAX_MS)
             match verb:
                 case "ack":
-                    rest += (lease.key.member, lease.fence_bytes, late_ms.to_bytes(4, "big"), *own)
+                    rest += (lease.key.member, lease.fence_bytes, late_ms.to_bytes(4, "big") + own[0])
                 case "release":
                     rest += (lease.key.member, lease.fence_bytes)
                 case _:

@@ -59,7 +59,7 @@ async def test_a_storm_of_flushed_scripts_killed_clients_and_pauses_changes_noth
             blows += 1
             match chance.choice(["flush", "kill", "kill pubsub", "pause"]):
                 case "flush":
-                    raw.script_flush()
+                    raw.function_flush("SYNC")
                 case "kill":
                     raw.execute_command("CLIENT", "KILL", "TYPE", "normal")
                 case "kill pubsub":

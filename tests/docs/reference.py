@@ -131,7 +131,7 @@ def _codes(words: Iterable[str]) -> str:
 
 # -- events -----------------------------------------------------------------------------------------------
 
-_TELLS = re.compile(r"\b(?:event|keep|put|finish|place)\('(\w+)'")
+_TELLS = re.compile(r"\b(?:event|keep|put|finish|place|note)\('(\w+)'")
 
 
 def _telling() -> dict[str, list[str]]:
@@ -140,7 +140,9 @@ def _telling() -> dict[str, list[str]]:
     """
     found: dict[str, list[str]] = {}
     for name in scripts.NAMES:
-        for verb in sorted(set(_TELLS.findall(scripts.load(name).source))):
+        script = scripts.load(name)
+        text = "\n".join([script.body, *map(scripts.part, script.uses)])
+        for verb in sorted(set(_TELLS.findall(text))):
             found.setdefault(verb, []).append(name)
     return found
 

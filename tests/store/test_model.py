@@ -413,7 +413,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(what=st.sampled_from(["flush", "restart"]))
     def disturb(self, what: str) -> None:
         if what == "flush":
-            self.do(self.link.call("SCRIPT", "FLUSH"))
+            self.do(self.link.call("FUNCTION", "FLUSH"))
             return
         self.restarts += 1
         self.server.kill()

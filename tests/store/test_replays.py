@@ -14,7 +14,7 @@ from duly.errors import JobNotFound, LeaseLost, OutcomeUnknown, StoreUnavailable
 from duly.feed import Feed
 from duly.job import JobState
 from duly.namespace import create
-from duly.scripts import load
+from duly.scripts import library
 from duly.store import Store, Want
 from duly.views import Views
 from tests.proxy import Proxy
@@ -222,10 +222,10 @@ async def test_a_closed_job_that_retains_nothing_leaves_a_stub_for_a_minute(
 @pytest.mark.parametrize("where", CUTS)
 async def test_an_enqueue_makes_one_job_wherever_the_wire_is_cut(far, proxy, feed, look, where):
     await enqueue(far, "warm up")
-    proxy.cut(where, load("enqueue").sha)
+    proxy.cut(where, library().function("enqueue"))
     placed = await enqueue(far, "a", delay_ms=100)
     assert (1, "created", JobState.scheduled) == (proxy.made, placed.word, placed.state)
-    proxy.cut(where, load("enqueue").sha)
+    proxy.cut(where, library().function("enqueue"))
     replaced = await enqueue(far, "a", delay_ms=200, on_conflict="replace")
     assert (2, "replaced") == (proxy.made, replaced.word)
     assert {"enqueued": 2, "replaced": 1} == await verbs(feed)
@@ -234,7 +234,7 @@ async def test_an_enqueue_makes_one_job_wherever_the_wire_is_cut(far, proxy, fee
 
 @pytest.mark.parametrize("where", CUTS)
 async def test_a_group_of_enqueues_makes_one_job_each_wherever_the_wire_is_cut(far, proxy, feed, where):
-    proxy.cut(where, load("enqueue").sha, times=2)
+    proxy.cut(where, library().function("enqueue"), times=2)
     placed = await asyncio.gather(*(enqueue(far, str(at)) for at in range(50)))
     assert (2, {"created"}) == (proxy.made, {one.word for one in placed})
     assert {"enqueued": 50} == await verbs(feed)
@@ -243,7 +243,7 @@ async def test_a_group_of_enqueues_makes_one_job_each_wherever_the_wire_is_cut(f
 @pytest.mark.parametrize("where", CUTS)
 async def test_a_claim_knows_every_lease_that_it_made_wherever_the_wire_is_cut(far, proxy, look, where):
     await asyncio.gather(*(enqueue(far, str(at)) for at in range(6)))
-    proxy.cut(where, load("claim").sha)
+    proxy.cut(where, library().function("claim"))
     leases = await claim(far, limit=4)
     assert (1, 4) == (proxy.made, len(leases))
     running = {member: job.token for member, job in look().jobs.items() if job.state is JobState.running}
@@ -259,7 +259,7 @@ async def test_a_claim_knows_every_lease_that_it_made_wherever_the_wire_is_cut(f
 )
 async def test_a_claim_whose_reply_was_lost_by_a_restart_knows_its_leases_too(far, proxy, raw, look, limit):
     await asyncio.gather(*(enqueue(far, str(at)) for at in range(6)))
-    proxy.cut("after", load("claim").sha, then=raw.script_flush)
+    proxy.cut("after", library().function("claim"), then=lambda: raw.function_flush("SYNC"))
     leases = await claim(far, limit=limit, number=1)
     assert (1, limit) == (proxy.made, len(leases))
     assert look().leases.keys() == {lease.key.member for lease in leases}
@@ -270,7 +270,7 @@ async def test_a_claim_whose_reply_was_lost_by_a_restart_knows_its_leases_too(fa
 async def test_a_run_ends_once_wherever_the_wire_is_cut(far, proxy, feed, look, verb, where):
     await enqueue(far, "a")
     [lease] = await claim(far)
-    proxy.cut(where, load(verb).sha)
+    proxy.cut(where, library().function(verb))
     match verb:
         case "ack":
             await far.ack(lease, b"1")
@@ -289,11 +289,11 @@ async def test_a_run_ends_once_wherever_the_wire_is_cut(far, proxy, feed, look, 
 @pytest.mark.parametrize("where", CUTS)
 async def test_people_get_one_outcome_wherever_the_wire_is_cut(far, proxy, feed, look, where):
     await enqueue(far, "a", delay_ms=100)
-    proxy.cut(where, load("reschedule").sha)
+    proxy.cut(where, library().function("reschedule"))
     assert "rescheduled" == (await far.reschedule(key("a"), delay_ms=50)).word
-    proxy.cut(where, load("cancel").sha)
+    proxy.cut(where, library().function("cancel"))
     assert [JobState.cancelled] == await far.cancel([key("a")])
-    proxy.cut(where, load("requeue").sha)
+    proxy.cut(where, library().function("requeue"))
     assert ["requeued"] == [placed.word for placed in await far.requeue([key("a")])]
     assert 3 == proxy.made
     assert {"enqueued": 1, "rescheduled": 1, "cancelled": 1, "requeued": 1} == await verbs(feed)
@@ -312,7 +312,7 @@ async def test_a_server_that_cannot_be_reached_is_unavailable_and_nothing_was_se
 @pytest.mark.parametrize("where", CUTS)
 async def test_a_reply_that_stays_lost_is_an_unknown_outcome_and_repeating_is_safe(far, proxy, feed, where):
     far.link.patience_s = 0.2
-    proxy.cut(where, load("enqueue").sha, times=1_000)
+    proxy.cut(where, library().function("enqueue"), times=1_000)
     with pytest.raises(OutcomeUnknown, match="calling again is safe"):
         await enqueue(far, "a")
     proxy.mend()
@@ -322,7 +322,7 @@ async def test_a_reply_that_stays_lost_is_an_unknown_outcome_and_repeating_is_sa
 
 async def test_a_replay_that_is_refused_leaves_the_outcome_unknown(far, proxy, raw, views):
     await enqueue(far, "warm up")
-    proxy.cut("after", load("enqueue").sha, then=lambda: raw.config_set("maxmemory", 1))
+    proxy.cut("after", library().function("enqueue"), then=lambda: raw.config_set("maxmemory", 1))
     try:
         with pytest.raises(OutcomeUnknown):
             await enqueue(far, "a")
@@ -333,7 +333,7 @@ async def test_a_replay_that_is_refused_leaves_the_outcome_unknown(far, proxy, r
 
 async def test_every_caller_in_a_group_is_told(far, proxy):
     far.link.patience_s = 0.2
-    proxy.cut("after", load("enqueue").sha, times=1_000)
+    proxy.cut("after", library().function("enqueue"), times=1_000)
     told = await asyncio.gather(*(enqueue(far, str(at)) for at in range(5)), return_exceptions=True)
     assert [OutcomeUnknown] * 5 == [type(error) for error in told]
 
@@ -342,7 +342,7 @@ async def test_an_ack_whose_reply_stays_lost_can_be_repeated(far, proxy, feed):
     await enqueue(far, "a")
     [lease] = await claim(far)
     far.link.patience_s = 0.2
-    proxy.cut("after", load("ack").sha, times=1_000)
+    proxy.cut("after", library().function("ack"), times=1_000)
     with pytest.raises(OutcomeUnknown):
         await far.ack(lease)
     proxy.mend()
@@ -362,10 +362,10 @@ async def test_a_cancelled_caller_leaves_no_reply_for_the_next(far, proxy):
 
 async def test_scripts_are_loaded_again_when_many_calls_miss_them_at_once(store, raw, look):
     await asyncio.gather(*(enqueue(store, str(at)) for at in range(100)))
-    raw.script_flush()
+    raw.function_flush("SYNC")
     claims = await asyncio.gather(*(claim(store, worker=f"w{at}", limit=5) for at in range(20)))
     assert 100 == len({lease.key for leases in claims for lease in leases})
-    raw.script_flush()
+    raw.function_flush("SYNC")
     await asyncio.gather(*(store.ack(lease) for leases in claims for lease in leases))
     assert {JobState.succeeded} == {job.state for job in look().jobs.values()}
 
@@ -374,7 +374,7 @@ async def test_a_namespace_is_made_once_wherever_the_wire_is_cut(proxy, namespac
     link = Link(proxy.url)
     epochs = []
     for where in CUTS:
-        proxy.cut(where, load("create").sha)
+        proxy.cut(where, library().function("create"))
         epochs.append(await create(link, f"{namespace}x", 2))
     assert 1 == len({tuple(epoch) for epoch in epochs})
     await link.aclose()

@@ -23,7 +23,7 @@ from duly.errors import (
 from duly.feed import Feed
 from duly.job import JobKey, JobState, Order
 from duly.namespace import create, inspect
-from duly.scripts import NAMES, load
+from duly.scripts import NAMES, library
 from duly.services.auditor import Auditor
 from duly.store import Store, Want
 from duly.testing import TestClock
@@ -65,10 +65,11 @@ async def connect():
 # -- scripts ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
-async def test_every_script_compiles_and_is_known_by_the_hash_of_its_content(link, name):
-    script = load(name)
-    assert script.sha.encode() == await link.call("SCRIPT", "LOAD", script.source)
+async def test_every_script_compiles_into_one_library_known_by_its_content(link):
+    assert library().name.encode() == await link.call("FUNCTION", "LOAD", "REPLACE", library().source)
+    [[*about]] = await link.call("FUNCTION", "LIST", "LIBRARYNAME", library().name)
+    functions = dict(zip(about[::2], about[1::2], strict=True))[b"functions"]
+    assert {library().function(name).encode() for name in NAMES} == {each[1] for each in functions}
 
 
 @pytest.mark.parametrize("kind", ["valkey", "redis"])
@@ -94,7 +95,7 @@ async def test_scripts_touch_the_keys_that_they_declare_and_no_others(start, con
     for source, command in seen:
         words = command.split(" ")
         if source != "lua":
-            declared = set(words[3 : 3 + int(words[2])]) if words[0] == "EVALSHA" else set()
+            declared = set(words[3 : 3 + int(words[2])]) if words[0] == "FCALL" else set()
             continue
         if words[0] == "TIME":
             continue
@@ -236,7 +237,7 @@ async def test_scripts_may_be_flushed_between_any_two_calls(store, views, clock,
     link, run = store.link, store.link.run
 
     async def forgetful(*args, **options):
-        raw.script_flush()
+        raw.function_flush("SYNC")
         return await run(*args, **options)
 
     link.run = forgetful

@@ -9,8 +9,9 @@ from importlib.resources import files
 
 import pytest
 
+from duly import scripts
 from duly.keys import FIXED
-from duly.scripts import NAMES, _header, load
+from duly.scripts import NAMES, _header, library, load
 
 HERE = files("duly.scripts")
 PARTS = sorted(
@@ -123,6 +124,7 @@ def test_every_file_is_named_and_every_name_has_a_file():
 
 
 def test_every_part_of_the_library_is_used():
+    assert sorted(scripts.PARTS) == PARTS
     assert set(PARTS) == {part for name in NAMES for part in uses_of(name)}
 
 
@@ -160,6 +162,11 @@ def test_header_names_every_key_and_argument_that_the_body_uses(name):
     assert set() == declared - names_used(everything), "declared and not used"
 
 
+def test_no_key_has_the_name_of_something_in_the_library():
+    keys = {key for name in NAMES for key in load(name).keys}
+    assert set() == keys & set().union(*(top_level(part_of(part)) for part in PARTS)), "a call would unset it"
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_only_the_last_key_and_the_last_argument_may_be_many(name):
     script = load(name)
@@ -172,7 +179,7 @@ def test_only_the_last_key_and_the_last_argument_may_be_many(name):
 def test_keys_are_called_and_typed_as_in_the_list_of_keys(name):
     for line in _header(text_of(name))["KEYS"]:
         key, kind = line.split()[:2]
-        if key not in ("lanes...", "stream"):
+        if key not in ("lanes...", "lane"):
             assert FIXED[key].split()[0] == kind, line
 
 
@@ -201,13 +208,14 @@ def test_finishing_goes_on_at_the_memory_limit_and_new_work_is_refused(name):
         assert "#!lua flags=allow-oom" == flags
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_script_stays_within_what_lua_allows(name):
-    source = load(name).source
-    assert source.count("\nlocal ") < 190, "Lua allows 200 locals"
-    assert "\n--" not in source, "comments are for readers of the files"
+def test_the_library_is_for_the_server_and_comments_are_for_readers_of_the_files():
+    assert "\n--" not in library().source
+    assert [] == re.findall(r"\b(?:SCHEDULED|HEAD_BYTES|WAKE)\b", library().source), (
+        "constants are written in"
+    )
 
 
 def test_a_script_is_known_by_its_content():
-    assert len(NAMES) == len({load(name).sha for name in NAMES})
     assert load("ack") is load("ack")
+    assert re.fullmatch(r"#!lua name=(duly_[0-9a-f]{16})\n(?s:.*)", library().source)[1] == library().name
+    assert NAMES == re.findall(rf"function_name='{library().name}_(\w+)'", library().source)

@@ -19,7 +19,7 @@
 --          nonce     of the event entry
 --          keep_ms   how long succeeded jobs are kept
 --          topic_count  how many topics follow
---          topic...  their names; then for each job: member, fence, lateness_ms (4 bytes), result
+--          topic...  their names; then for each job: member, fence, lateness_ms (4 bytes) with result
 -- returns  'ok', 'lost' or 'gone' for each job
 -- cost     O(jobs * log n)
 
@@ -27,25 +27,31 @@ local now = clock(now_ms)
 local named = tonumber(topic_count)
 for at = 1, named do name_topic(ARGV[topic_at + at - 1], at) end
 local first = topic_at + named
-local members, words = {}, {}
-for at = first, #ARGV, 4 do members[#members + 1] = ARGV[at] end
+local LATE_BYTES = 4
+local members, words, total = {}, {}, 0
+for at = first, #ARGV, 3 do
+  total = total + 1
+  members[total] = ARGV[at]
+end
 local default_ms, only, ended = tonumber(keep_ms), named == 1 and ARGV[topic_at], encode(NUMBER, now)
 
 local records, closed, weight = redis.call('HMGET', jobs, unpack(members)), 0, 0
 
 -- What it does to each job is `finish`, with the record cut and joined instead of taken apart.
-for at = 1, #members do
-  local member, arg, record = members[at], first + 4 * (at - 1), records[at]
+for at = 1, total do
+  local member, arg, record = members[at], first + 3 * (at - 1), records[at]
   local word = 'gone'
   if record then
     local mark, attempts, crashes, verb, marks, entry = decode(START, record)
-    if mark % 128 < 64 or fence_of(record) ~= ARGV[arg + 1] then
+    if mark % 128 < 64 or find(record, ARGV[arg + 1], TOKEN_AT, true) ~= TOKEN_AT then
       word = 'lost'
     elseif mark % 8 ~= RUNNING then
       word = verb == VERBS.ack and 'ok' or 'lost'
     else
       word = 'ok'
-      local topic, outcome, until_ms, rest = only or topic_of(member), ARGV[arg + 3], default_ms, cut(record, TOKEN_AT)
+      local topic, until_ms, rest = only or topic_of(member), default_ms, cut(record, TOKEN_AT)
+      local late, outcome = ARGV[arg + 2], ''
+      if #late > LATE_BYTES then late, outcome = cut(late, 1, LATE_BYTES), cut(late, LATE_BYTES + 1) end
       if mark % 64 >= 32 then
         local _, _, retain = wishes_of(record, mark)
         if retain ~= UNKNOWN then until_ms = retain * 1000 end
@@ -56,8 +62,9 @@ for at = 1, #members do
         if mark >= 128 then dropped_bodies[#dropped_bodies + 1] = member end
       end
       if entry > 0 then drop_entry(topic, crashes > 0 and SUSPECT or floor(mark / 8) % 4, entry) end
-      record = encode(START, mark + 1, attempts + 1, crashes, 1, marks, 0) .. ended .. ARGV[arg + 2] .. rest
-      keep('acked', member, record)
+      record = encode(START, mark + 1, attempts + 1, crashes, 1, marks, 0) .. ended .. late .. rest
+      store(member, record)
+      note('acked', member, cut(record, 1, HEAD_BYTES))
       closed = closed + 1
       freed[closed], dropped_progress[closed] = member, member
       done_scores[2 * closed - 1], done_scores[2 * closed] = now + until_ms, member

@@ -101,11 +101,13 @@ for at = 1, #names do until_of[at] = now + math.min(lease_for, ttr[at] + grace) 
 -- What this claim writes into every record: nonce, worker, started.
 local claimed_by = nonce .. worker_id .. encode(NUMBER, now)
 
--- Where options begin in what a claim leaves as it is: due, revision, request, options, body.
-local OPTIONS_IN_REST = 23
+-- Where options begin in what every record ends with: revision, request, options, body.
+local OPTIONS_IN_REST = 15
+-- A run from mark to due: of two strings that it takes over whole, the one that has not ended, and who claimed it.
+local CLAIMED = '>BHHBBI8c12I8c24I8'
 
 -- Lease a job to the worker if its body still fits into the answer; one always does.
-local function lease(member, topic, mark, attempts, crashes, marks, entry, rest)
+local function lease(member, position, mark, attempts, crashes, marks, entry, due_ms, rest)
   local size = #rest
   if mark >= 128 then size = redis.call('HSTRLEN', bodies, member) end
   if size > bytes and taken > 0 then
@@ -114,17 +116,18 @@ local function lease(member, topic, mark, attempts, crashes, marks, entry, rest)
   end
   if taken == 0 then token = take_numbers(left) end
   bytes = bytes - size
-  local position = place[topic]
   local until_ms = until_of[position]
   if mark % 64 >= 32 then
     local _, own_ttr = decode(OPTIONS, rest, OPTIONS_IN_REST)
     if own_ttr > 0 then until_ms = now + math.min(lease_for, own_ttr + grace) end
   end
-  lease_scores[2 * taken + 1], lease_scores[2 * taken + 2] = until_ms, member
-  local record = encode(START, mark - mark % 8 + RUNNING, attempts, crashes, 0, marks, entry) .. NOT_ENDED
-    .. encode(NUMBER, token + taken) .. claimed_by .. rest
-  keep('claimed', member, record)
-  leased[2 * taken + 1], leased[2 * taken + 2] = member, record
+  local at = 2 * taken + 1
+  local record = encode(CLAIMED, mark - mark % 8 + RUNNING, attempts, crashes, 0, marks, entry, NOT_ENDED, token + taken,
+    claimed_by, due_ms) .. rest
+  lease_scores[at], lease_scores[at + 1] = until_ms, member
+  leased[at], leased[at + 1] = member, record
+  store(member, record)
+  note('claimed', member, cut(record, 1, HEAD_BYTES))
   if mark >= 128 then add_body(member) end
   taken = taken + 1
   names_taken[taken] = member
@@ -177,7 +180,7 @@ local function take_ready(position, lane, want)
       drop_entry(topic, lane, entry)
       finish('cancelled', read(member, record), topic, CANCELLED, now, tonumber(keep_ms), '{"type":"expired"}', 'expired')
       ready[position] = ready[position] - 1
-    elseif not lease(member, topic, mark, attempts, crashes, marks, entry, cut(record, DUE_AT)) then
+    elseif not lease(member, position, mark, attempts, crashes, marks, entry, decode(NUMBER, record, DUE_AT), cut(record, REVISION_AT)) then
       return unread(key, found, at)
     else
       ready[position] = ready[position] - 1
@@ -205,15 +208,15 @@ local numbers, used = nil, 0
 local unnamed = for_each_due(now, 200, tonumber(keep_ms), function(member, topic, record, due_ms)
   local position = place[topic]
   if free[position] > 0 and left > 0 and bytes > 0 then
-    local mark, attempts, crashes, _, marks = decode(START, record)
-    local rest
+    -- Its first run: all that there is to keep is what follows the mark.
+    local mark, attempts, crashes, marks, rest, _ = string.byte(record) + 64, 0, 0, 0, nil, nil
     if mark % 128 < 64 then
-      -- Its first run: all that there is to keep is when it was due, and what follows the mark.
-      mark, attempts, crashes, marks, rest = mark + 64, 0, 0, 0, encode(NUMBER, due_ms) .. cut(record, 2)
+      mark, attempts, crashes, _, marks = decode(START, record)
+      rest = cut(record, REVISION_AT)
     else
-      rest = cut(record, DUE_AT)
+      rest = cut(record, 2)
     end
-    if (crashes == 0 or suspects == '1') and lease(member, topic, mark, attempts, crashes, marks, 0, rest) then
+    if (crashes == 0 or suspects == '1') and lease(member, position, mark, attempts, crashes, marks, 0, due_ms, rest) then
       return
     end
   end

@@ -17,7 +17,10 @@ if redis.call('HEXISTS', meta, 'layout') == 0 then
   local time = redis.call('TIME')
   redis.call('HSET', meta, 'layout', layout, 'shards', shards, 'clock', clock_kind, 'epoch', epoch,
     'sequence', string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000)),
-    'max_event_rows', max_event_rows, 'max_event_bytes', max_event_bytes)
+    'max_event_rows', max_event_rows, 'max_event_bytes', max_event_bytes,
+    -- A value of more than 64 bytes makes the server keep these fields in a table: in the list that a small
+    -- hash is otherwise, each look-up walks, and every call of every script looks up a dozen.
+    'spread', string.rep('-', 65))
 end
 local was = redis.call('HMGET', meta, 'layout', 'shards', 'clock', 'epoch')
 -- The bounds follow the settings of whoever came last, so that they can be changed.

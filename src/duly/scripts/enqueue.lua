@@ -20,11 +20,15 @@
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
 --          topic_count  how many topics follow
---          topic...  their names; then for each job, all members distinct: member, request,
---                    lane, when ('+ms' from now or absolute), on_conflict, options, body
+--          topic...  their names; then for each job, all members distinct: member, spec, request with options
+--                    with body; spec is 1 byte (on_conflict in the place of the state, lane, options or not,
+--                    64 if it waits from now on) and 8 bytes of milliseconds
 -- returns  {now_ms, revision of the first created, for each job due_ms if it was created, its revisions following
 --          each other, else '<word> <revision> <due_ms> <state>', word one of created kept replaced exists full}
 -- cost     O(jobs * log n)
+
+local REPLACE, RAISE = 1, 2
+local SPEC, WAITING, REQUEST_BYTES = '>BI8', '>BI8c6I8', 6
 
 local now_floor, now_ceil = clock(now_ms)
 local named = tonumber(topic_count)
@@ -32,26 +36,28 @@ local room = {}
 for at = 1, named do
   local topic = ARGV[topic_at + at - 1]
   name_topic(topic, at)
-  local was = redis.call('HMGET', topics, topic .. ':limit', topic .. ':scheduled', topic .. ':ready')
-  room[topic] = was[1] and was[1] - (was[2] or 0) - (was[3] or 0) or math.huge
+  local limit = redis.call('HGET', topics, topic .. ':limit')
+  room[topic] = math.huge
+  if limit then
+    local was = redis.call('HMGET', topics, topic .. ':scheduled', topic .. ':ready')
+    room[topic] = limit - (was[1] or 0) - (was[2] or 0)
+  end
 end
 
 local first = topic_at + named
 local only = named == 1 and ARGV[topic_at]
 local members, member_count = {}, 0
-for at = first, #ARGV, 7 do
+for at = first, #ARGV, 3 do
   member_count = member_count + 1
   members[member_count] = ARGV[at]
 end
 local records = redis.call('HMGET', jobs, unpack(members))
-local answers, fresh, fresh_due, replacing = {}, {}, {}, {}
+local answers, fresh, fresh_count, fresh_spec, fresh_due, replacing = {}, {}, 0, {}, {}, {}
 
-local function due_of(arg)
-  local when = ARGV[arg + 3]
-  if when == '+0' then return now_floor end
-  if string.byte(when) == 43 then return now_ceil + tonumber(when) end
+local function due_of(spec, ms)
+  if spec >= 64 then return ms == 0 and now_floor or now_ceil + ms end
   -- What is past is due now, so that lateness counts from when it was accepted.
-  return math.max(tonumber(when), now_floor)
+  return ms > now_floor and ms or now_floor
 end
 
 local function current_due(job)
@@ -63,48 +69,45 @@ local function answer_of(word, job, due_ms)
   return string.format('%s %d %d %d', word, job.revision, due_ms, job.state)
 end
 
-local function same(old, old_due, arg, due_ms)
-  local body = ARGV[arg + 6]
-  if old_due ~= due_ms or old.options ~= ARGV[arg + 5] or old.lane ~= tonumber(ARGV[arg + 2]) then return false end
-  if has_mark(old, BODY_DROPPED) then return false end
-  if old.apart then return redis.call('HGET', bodies, old.member) == body end
-  return old.body == body
+local function same(old, old_due, spec, rest, due_ms)
+  if old_due ~= due_ms or old.lane ~= floor(spec / 8) % 4 or has_mark(old, BODY_DROPPED) then return false end
+  local body = old.apart and redis.call('HGET', bodies, old.member) or old.body
+  return old.options .. body == cut(rest, REQUEST_BYTES + 1) and (old.options ~= '') == (spec % 64 >= 32)
 end
 
 -- An id that is taken: the first answer again, what stands, or a place in `replacing`.
-local function meet(old, at, arg, topic)
-  local on_conflict, due_ms = ARGV[arg + 4], due_of(arg)
-  local old_due = current_due(old)
-  if old.request == ARGV[arg + 1] then
+local function meet(old, at, spec, due_ms, topic)
+  local on_conflict, rest, old_due = spec % 8, ARGV[first + 3 * at - 1], current_due(old)
+  if old.request == cut(rest, 1, REQUEST_BYTES) then
     answers[at] = answer_of(has_mark(old, REPLACED) and 'replaced' or 'created', old, old_due)
-  elseif on_conflict ~= 'replace' then
-    answers[at] = answer_of(on_conflict == 'raise' and 'exists' or 'kept', old, old_due)
-  elseif same(old, old_due, arg, due_ms) then
+  elseif on_conflict ~= REPLACE then
+    answers[at] = answer_of(on_conflict == RAISE and 'exists' or 'kept', old, old_due)
+  elseif same(old, old_due, spec, rest, due_ms) then
     answers[at] = answer_of('kept', old, old_due)
   elseif old.state >= RUNNING and room[topic] < 1 then
     answers[at] = 'full 0 0 0'
   else
     if old.state >= RUNNING then room[topic] = room[topic] - 1 end
-    replacing[#replacing + 1] = {old = old, at = at, due = due_ms}
+    replacing[#replacing + 1] = {old = old, at = at, spec = spec, due = due_ms}
   end
 end
 
-for at = 1, #members do
-  local member = members[at]
-  local arg = first + 7 * (at - 1)
-  local topic = only or topic_of(member)
+for at = 1, member_count do
+  local topic = only or topic_of(members[at])
+  local spec, ms = decode(SPEC, ARGV[first + 3 * at - 2])
+  local due_ms = due_of(spec, ms)
   if records[at] then
-    meet(read(member, records[at]), at, arg, topic)
+    meet(read(members[at], records[at]), at, spec, due_ms, topic)
   elseif room[topic] < 1 then
     answers[at] = 'full 0 0 0'
   else
     room[topic] = room[topic] - 1
-    local number = #fresh + 1
-    fresh[number], fresh_due[number] = at, due_of(arg)
+    fresh_count = fresh_count + 1
+    fresh[fresh_count], fresh_spec[fresh_count], fresh_due[fresh_count] = at, spec, due_ms
   end
 end
 
-local total = #fresh + #replacing
+local total = fresh_count + #replacing
 if total == 0 then return {now_floor, 0, answers} end
 local revision = take_numbers(2 * total)
 local entry = revision + total
@@ -114,38 +117,45 @@ local function run_of(mark, marks, number, due_ms)
 end
 
 -- Build a record without a table in between: this is the path of bulk scheduling.
-local function place(verb, member, arg, topic, number, due_ms, marks)
-  local options, body, lane = ARGV[arg + 5], ARGV[arg + 6], tonumber(ARGV[arg + 2])
-  local state, run = SCHEDULED, nil
-  if due_ms <= now_floor then state = READY end
-  local mark = state + lane * 8
-  if options ~= '' then mark = mark + 32 end
-  if #body > INLINE_BYTES then
-    put_bodies[#put_bodies + 1] = member
-    put_bodies[#put_bodies + 1] = body
-    body, mark = '', mark + 128
+local function place(verb, at, topic, spec, number, due_ms, marks)
+  local member, rest = members[at], ARGV[first + 3 * at - 1]
+  local mark, run = spec % 64 - spec % 8, nil
+  if #rest > INLINE_BYTES then
+    local body_at = REQUEST_BYTES + 1 + (mark >= 32 and OPTIONS_BYTES or 0)
+    if #rest - body_at >= INLINE_BYTES then
+      put_bodies[#put_bodies + 1] = member
+      put_bodies[#put_bodies + 1] = cut(rest, body_at)
+      rest, mark = cut(rest, 1, body_at - 1), mark + 128
+    end
   end
-  if state == READY then
-    line_up(member, topic, lane, entry + number)
+  if due_ms <= now_floor then
+    mark = mark + READY
+    line_up(member, topic, floor(spec / 8) % 4, entry + number)
     run = run_of(mark, marks, entry + number, due_ms)
+    count(topic, READY, 1)
   else
     schedule(member, due_ms)
     if marks > 0 then run = run_of(mark, marks, 0, due_ms) end
+    count(topic, SCHEDULED, 1)
   end
-  local record = (run or string.char(mark)) .. encode(NUMBER, revision + number) .. ARGV[arg + 1] .. options .. body
-  count(topic, state, 1)
-  keep(verb, member, record, nil, due_ms)
+  if run then
+    keep(verb, member, run .. encode(NUMBER, revision + number) .. rest, nil, due_ms)
+  else
+    store(member, encode('>BI8', mark, revision + number) .. rest)
+    -- The head of the record, which the event keeps; struct takes the first six bytes of `rest` for the request.
+    note(verb, member, encode(WAITING, mark, revision + number, rest, due_ms))
+  end
+  return mark >= 128
 end
 
-for number = 1, #fresh do
+for number = 1, fresh_count do
   local at = fresh[number]
-  local member = members[at]
-  place('enqueued', member, first + 7 * (at - 1), only or topic_of(member), number - 1, fresh_due[number], 0)
+  place('enqueued', at, only or topic_of(members[at]), fresh_spec[number], number - 1, fresh_due[number], 0)
   answers[at] = fresh_due[number]
 end
 
 for position, each in ipairs(replacing) do
-  local old, arg = each.old, first + 7 * (each.at - 1)
+  local old, at = each.old, each.at
   local topic = topic_of(old.member)
   if old.state == READY or old.state == RUNNING then drop_entry(topic, lane_of(old), old[ENTRY]) end
   if old.state == RUNNING then
@@ -154,12 +164,12 @@ for position, each in ipairs(replacing) do
   end
   if old.state > RUNNING then revive(old, topic) else count(topic, old.state, -1) end
   if old.state == SCHEDULED and each.due <= now_floor then unscheduled[#unscheduled + 1] = old.member end
-  if old.apart and #ARGV[arg + 6] <= INLINE_BYTES then dropped_bodies[#dropped_bodies + 1] = old.member end
   dropped_outcomes[#dropped_outcomes + 1] = old.member
   dropped_progress[#dropped_progress + 1] = old.member
-  local number = #fresh + position - 1
-  place('replaced', old.member, arg, topic, number, each.due, REPLACED + bit.band(old[MARKS], AWAITED))
-  answers[each.at] = string.format('replaced %d %d %d', revision + number, each.due, each.due <= now_floor and READY or SCHEDULED)
+  local number = fresh_count + position - 1
+  local apart = place('replaced', at, topic, each.spec, number, each.due, REPLACED + bit.band(old[MARKS], AWAITED))
+  if old.apart and not apart then dropped_bodies[#dropped_bodies + 1] = old.member end
+  answers[at] = string.format('replaced %d %d %d', revision + number, each.due, each.due <= now_floor and READY or SCHEDULED)
 end
 commit(now_floor, nonce)
 wake_topics()

@@ -4,13 +4,13 @@
 -- moves    nothing
 -- uses     records
 -- KEYS     jobs      hash    member -> record
---          stream    stream  one lane of one topic
+--          lane      stream  one lane of one topic
 -- ARGV     after     entry id to go on from
 --          limit     at most this many entries
 -- returns  {dropped, entry id to go on from, '' at the end}
 -- cost     O(limit)
 
-local found = redis.call('XRANGE', stream, after, '+', 'COUNT', limit)
+local found = redis.call('XRANGE', lane, after, '+', 'COUNT', limit)
 local members, ids = {}, {}
 for at, entry in ipairs(found) do members[at] = entry[2][2] end
 for at, job in ipairs(fetch(members)) do
@@ -20,7 +20,7 @@ for at, job in ipairs(fetch(members)) do
   end
 end
 if #ids > 0 then
-  redis.call('XDEL', stream, unpack(ids))
+  redis.call('XDEL', lane, unpack(ids))
 end
 local last = ''
 if #found == tonumber(limit) then last = '(' .. found[#found][1] end

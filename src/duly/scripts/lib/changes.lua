@@ -7,17 +7,41 @@
 -- Each topic named in a call brings five keys, in the order of its lanes: normal, high, low, suspect, then wake.
 
 local WAKE, READERS, WAKE_TOKENS = 4, 'duly', 16
-local first_key = {}
-
-local put_count, lined_count = 0, 0
+local TOTALS = '>I8I8I8'  -- how the `about` of an event entry begins: when, rows and bytes up to and with it
+local first_key
+local put_count, lined_count
 local puts, put_bodies, dropped_bodies, put_outcomes, dropped_outcomes, dropped_progress = {}, {}, {}, {}, {}, {}
 local due_scores, unscheduled, earliest = {}, {}, nil
 local lease_scores, freed = {}, {}
 local lined_up, dropped_entries, woken = {}, {}, {}
 local done_scores, dead_scores, undone, undead = {}, {}, {}, {}
-local counts, done_weight, dead_weight = {}, 0, 0
+local counts, done_weight, dead_weight
 local stops, endings = {}, {}
 local event_verbs, event_rows = {}, {}
+
+local function begin()
+  first_key, put_count, lined_count, earliest, counts, done_weight, dead_weight = {}, 0, 0, nil, {}, 0, 0
+  if puts[1] then puts = {} end
+  if put_bodies[1] then put_bodies = {} end
+  if dropped_bodies[1] then dropped_bodies = {} end
+  if put_outcomes[1] then put_outcomes = {} end
+  if dropped_outcomes[1] then dropped_outcomes = {} end
+  if dropped_progress[1] then dropped_progress = {} end
+  if due_scores[1] then due_scores = {} end
+  if unscheduled[1] then unscheduled = {} end
+  if lease_scores[1] then lease_scores = {} end
+  if freed[1] then freed = {} end
+  if lined_up[1] then lined_up = {} end
+  if next(dropped_entries) then dropped_entries = {} end
+  if next(woken) then woken = {} end
+  if done_scores[1] then done_scores = {} end
+  if dead_scores[1] then dead_scores = {} end
+  if undone[1] then undone = {} end
+  if undead[1] then undead = {} end
+  if stops[1] then stops = {} end
+  if endings[1] then endings = {} end
+  if event_verbs[1] then event_verbs, event_rows = {}, {} end
+end
 
 local function name_topic(topic, position)
   first_key[topic] = lanes_at + 5 * (position - 1)
@@ -37,7 +61,7 @@ local function count(topic, state, change)
 end
 
 -- One row of the event entry: the head of the record as it stands after the verb; see head_of.
-local function event(verb, member, record, reason, due_ms)
+local function note(verb, member, head, reason)
   local group = event_rows[verb]
   if not group then
     group = {size = 0, members = {}, heads = {}, reasons = false}
@@ -45,7 +69,7 @@ local function event(verb, member, record, reason, due_ms)
     event_verbs[#event_verbs + 1] = verb
   end
   local size = group.size + 1
-  group.size, group.members[size], group.heads[size] = size, member, head_of(record, due_ms)
+  group.size, group.members[size], group.heads[size] = size, member, head
   if reason then
     group.reasons = group.reasons or {}
     -- A line break in a reason would make the whole entry unreadable.
@@ -53,11 +77,19 @@ local function event(verb, member, record, reason, due_ms)
   end
 end
 
--- Store a record and say what happened to it; `due_ms` for one that waits for its first run.
-local function keep(verb, member, record, reason, due_ms)
+local function event(verb, member, record, reason, due_ms)
+  note(verb, member, head_of(record, due_ms), reason)
+end
+
+local function store(member, record)
   put_count = put_count + 2
   puts[put_count - 1], puts[put_count] = member, record
-  event(verb, member, record, reason, due_ms)
+end
+
+-- Store a record and say what happened to it; `due_ms` for one that waits for its first run.
+local function keep(verb, member, record, reason, due_ms)
+  store(member, record)
+  note(verb, member, head_of(record, due_ms), reason)
   return record
 end
 
@@ -102,51 +134,59 @@ local function wake(topic, moved)
 end
 
 
+-- Reasons of the rows of one verb, a line for each.
+local function reasons_of(group)
+  if not group.reasons then return string.rep('\n', group.size - 1) end
+  for row = 1, group.size do group.reasons[row] = group.reasons[row] or '' end
+  return table.concat(group.reasons, '\n')
+end
+
 -- Remove the oldest entries, up to and including the one with counter `last` at most; keep the newest.
 local function trim(oldest, last)
-  local upto, at_rows, at_bytes
+  local upto, at_rows, at_bytes, _
   for _, entry in ipairs(oldest) do
     local counter = tonumber(string.match(entry[1], '^%d+'))
     if counter > last then break end
-    upto, at_rows, at_bytes = counter, entry[2][8], entry[2][10]
+    upto = counter
+    _, at_rows, at_bytes = decode(TOTALS, entry[2][2])
   end
   if not upto then return 0 end
   redis.call('HSET', meta, 'trimmed', upto, 'trimmed_rows', at_rows, 'trimmed_bytes', at_bytes)
-  return redis.call('XTRIM', events, 'MINID', string.format('%d-0', upto + 1))
+  return redis.call('XTRIM', events, 'MINID', string.format('%d-0', upto + 1)), at_rows, at_bytes
 end
 
 -- One packed entry per script call.  Ids are dense, `<counter>-0`; rows and bytes grow for ever, so that what
 -- a trim removed is a subtraction.
 local function emit(now_ms, nonce, worker)
-  if #event_verbs == 0 then return end
-  local verbs, members, heads, reasons, size = {}, {}, {}, {}, 0
-  for at, verb in ipairs(event_verbs) do
-    local group = event_rows[verb]
-    size = size + group.size
-    verbs[at] = verb .. ' ' .. group.size
-    members[at] = table.concat(group.members, '\n')
-    heads[at] = table.concat(group.heads)
-    for row = 1, group.reasons and group.size or 0 do group.reasons[row] = group.reasons[row] or '' end
-    reasons[at] = group.reasons and table.concat(group.reasons, '\n') or string.rep('\n', group.size - 1)
+  local verb = event_verbs[1]
+  if not verb then return end
+  local group = event_rows[verb]
+  local size, verbs = group.size, string.format('%s %d', verb, group.size)
+  local members, heads = table.concat(group.members, '\n'), table.concat(group.heads)
+  local reasons = reasons_of(group)
+  for at = 2, #event_verbs do
+    group = event_rows[event_verbs[at]]
+    size, verbs = size + group.size, string.format('%s %s %d', verbs, event_verbs[at], group.size)
+    members, heads = members .. '\n' .. table.concat(group.members, '\n'), heads .. table.concat(group.heads)
+    reasons = reasons .. '\n' .. reasons_of(group)
   end
-  local member_text, head_text = table.concat(members, '\n'), table.concat(heads)
-  local was = redis.call('HMGET', meta, 'epoch', 'events', 'event_rows', 'event_bytes',
-    'trimmed_rows', 'trimmed_bytes', 'max_event_rows', 'max_event_bytes')
-  local counter = (tonumber(was[2]) or 0) + 1
-  local row_total = (tonumber(was[3]) or 0) + size
-  local byte_total = (tonumber(was[4]) or 0) + #member_text + #head_text + size + 150
-  redis.call('XADD', events, string.format('%d-0', counter), 'at', now_ms, 'epoch', was[1], 'nonce', nonce,
-    'rows', row_total, 'bytes', byte_total, 'worker', worker or '', 'verbs', table.concat(verbs, ' '),
-    'members', member_text, 'heads', head_text, 'reasons', table.concat(reasons, '\n'))
-  redis.call('HSET', meta, 'events', counter, 'event_rows', row_total, 'event_bytes', byte_total)
+  local counter = (tonumber(shard[COUNTER]) or 0) + 1
+  local row_total = (tonumber(shard[ROWS]) or 0) + size
+  local byte_total = (tonumber(shard[BYTES]) or 0) + #members + #heads + size + 120
+  local about = encode(TOTALS, now_ms, row_total, byte_total) .. nonce .. shard[EPOCH] .. '\n' .. verbs .. '\n' .. (worker or '')
+  redis.call('XADD', events, string.format('%d-0', counter), 'about', about, 'members', members, 'heads', heads,
+    'reasons', reasons)
+  redis.call('HSET', meta, 'sequence', sequence, 'events', counter, 'event_rows', row_total, 'event_bytes', byte_total)
+  sequence_was = sequence
   -- The bound is hard: it holds also where no pruner runs and whoever has not read yet.
-  local rows_gone, bytes_gone = tonumber(was[5]) or 0, tonumber(was[6]) or 0
+  local rows_gone, bytes_gone = tonumber(shard[ROWS_GONE]) or 0, tonumber(shard[BYTES_GONE]) or 0
+  local max_rows, max_bytes = tonumber(shard[MAX_ROWS]), tonumber(shard[MAX_BYTES])
   for _ = 1, 4 + size do
-    if row_total - rows_gone <= tonumber(was[7]) and byte_total - bytes_gone <= tonumber(was[8]) then return end
+    if row_total - rows_gone <= max_rows and byte_total - bytes_gone <= max_bytes then return end
     local oldest = redis.call('XRANGE', events, '-', string.format('%d-0', counter - 1), 'COUNT', 4)
     if #oldest == 0 then return end
-    trim(oldest, counter - 1)
-    rows_gone, bytes_gone = tonumber(oldest[#oldest][2][8]), tonumber(oldest[#oldest][2][10])
+    local _, at_rows, at_bytes = trim(oldest, counter - 1)
+    rows_gone, bytes_gone = at_rows, at_bytes
   end
 end
 
@@ -162,6 +202,7 @@ end
 
 local function commit(now_ms, nonce, worker)
   emit(now_ms, nonce, worker)
+  if sequence ~= sequence_was then redis.call('HSET', meta, 'sequence', sequence) end
   if #puts > 0 then redis.call('HSET', jobs, unpack(puts)) end
   if #put_bodies > 0 then redis.call('HSET', bodies, unpack(put_bodies)) end
   if #put_outcomes > 0 then redis.call('HSET', outcomes, unpack(put_outcomes)) end

@@ -1,17 +1,25 @@
 -- clock: the server's time, or the time of a test where the namespace was created for one.
 
+-- What a call may need of the shard's numbers is asked for once, with the clock: a look into `meta` costs
+-- more than all the fields of it.  What changed is written back once, by `emit` or `commit`.
+local CLOCK, EPOCH, SEQUENCE, COUNTER, ROWS, BYTES, ROWS_GONE, BYTES_GONE, MAX_ROWS, MAX_BYTES, FIRST_TIMER =
+  1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11
+local shard
+local sequence, sequence_was
+
 -- Whole milliseconds: rounded down to decide what is due, rounded up to start counting a delay; then the
 -- microseconds that the first leaves out, for who wants to sleep until a due time and no longer.
-local shard  -- who holds the timer slots is read with the clock, to ask `meta` once
-
 local function clock(given)
-  shard = redis.call('HMGET', meta, 'clock', 'timer.0', 'timer.1', 'timer.2')
-  if not shard[1] then
+  shard = redis.call('HMGET', meta, 'clock', 'epoch', 'sequence', 'events', 'event_rows', 'event_bytes',
+    'trimmed_rows', 'trimmed_bytes', 'max_event_rows', 'max_event_bytes', 'timer.0', 'timer.1', 'timer.2')
+  if not shard[CLOCK] then
     -- Before anything is written: a shard half made would be worse than none.
     error({err = 'NONAMESPACE there is no such namespace (any more): it was never created, or the server was emptied'})
   end
+  sequence = tonumber(shard[SEQUENCE])
+  sequence_was = sequence
   if given ~= '' then
-    if shard[1] ~= 'test' then
+    if shard[CLOCK] ~= 'test' then
       error({err = 'ERR this namespace runs on the clock of its server; create it with clock=test to pass a time'})
     end
     return tonumber(given), tonumber(given), 0
@@ -23,5 +31,7 @@ end
 
 -- Numbers of the shard that are never reused: revisions, tokens and stream entries alike.
 local function take_numbers(count)
-  return redis.call('HINCRBY', meta, 'sequence', count) - count + 1
+  local first = sequence + 1
+  sequence = sequence + count
+  return first
 end

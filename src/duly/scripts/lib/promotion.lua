@@ -16,11 +16,11 @@ local function for_each_due(now_ms, limit, keep_ms, each)
       unnamed[topic] = true
     end
   end
-  if #members == 0 then return unnamed end
+  if size == 0 then return unnamed end
   local records = redis.call('HMGET', jobs, unpack(members))
-  for at = 1, #records do
+  unscheduled = members
+  for at = 1, size do
     local member, record = members[at], records[at]
-    unscheduled[at] = member
     local mark = record and string.byte(record)
     -- An id without a job must not block the line: it is dropped.
     if mark and mark % 8 == SCHEDULED then

@@ -9,7 +9,7 @@ local SLOT_MS, RENEW_MS = 5000, 2500
 local function hold_timer(name, role, now_ms)
   local rank, peers = 3, 0
   for slot = 0, 2 do
-    local holder, until_ms = string.match(shard[slot + 2] or '', '^(%S+) (%d+)$')
+    local holder, until_ms = string.match(shard[FIRST_TIMER + slot] or '', '^(%S+) (%d+)$')
     local free = not holder or tonumber(until_ms) <= now_ms
     local may = rank == 3 and name ~= '' and role ~= 'follower'
     if may and (free or holder == name or (slot == 0 and role == 'leader')) then

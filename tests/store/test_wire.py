@@ -1,0 +1,81 @@
+"""
+One connection, one call at a time: every reply reaches who asked for it, or the connection is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from redis.asyncio import UnixDomainSocketConnection
+
+from duly.wire import ReplyError, Wire, WireLost
+from tests.eventually import eventually
+
+
+@pytest.fixture
+async def wire(server):
+    connection = UnixDomainSocketConnection(path=server.url.removeprefix("unix://"), protocol=2)
+    await connection.connect()
+    wire = Wire(connection)
+    yield wire
+    await wire.aclose()
+
+
+def waits(raw):
+    return b" cmd=blpop " in raw.execute_command("CLIENT", "LIST")
+
+
+async def test_a_reply_comes_back_however_long_it_is(wire):
+    long = b"x" * 5_000_000
+    assert long == await wire.exchange(("ECHO", long), 10)
+    assert b"short" == await wire.exchange(("ECHO", b"short"), 10)
+
+
+async def test_an_error_of_the_server_has_a_code_and_leaves_the_wire_whole(wire):
+    with pytest.raises(ReplyError) as caught:
+        await wire.exchange(("NOSUCHCOMMAND",), 10)
+    assert "ERR" == caught.value.code
+    assert caught.value.said.startswith("unknown command")
+    assert not wire.lost
+    assert b"PONG" == await wire.exchange(("PING",), 10)
+
+
+async def test_without_a_reply_in_time_the_wire_is_given_up(wire):
+    with pytest.raises(WireLost, match="no reply within"):
+        await wire.exchange(("BLPOP", "nothing-here", 30), 0.05)
+    assert wire.lost
+    with pytest.raises(WireLost, match="closed"):
+        await wire.exchange(("PING",), 10)
+
+
+async def test_a_wire_that_the_server_closed_knows_it_before_it_is_used(wire, raw):
+    raw.client_kill_filter(_id=await wire.exchange(("CLIENT", "ID"), 10))
+    await eventually(lambda: wire.lost)
+
+
+async def test_a_call_under_way_is_told_that_the_server_closed(wire, raw):
+    number = await wire.exchange(("CLIENT", "ID"), 10)
+    call = asyncio.create_task(wire.exchange(("BLPOP", "nothing-here", 30), 60))
+    await eventually(lambda: waits(raw))
+    raw.client_kill_filter(_id=number)
+    with pytest.raises(WireLost):
+        await call
+
+
+async def test_a_reply_to_a_cancelled_call_reaches_nobody_else(link, raw):
+    call = asyncio.create_task(link.call("BLPOP", "a-list", 30))
+    await eventually(lambda: waits(raw))
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    raw.rpush("a-list", "late")
+    assert [b"one", b"two"] == [await link.call("ECHO", word) for word in ("one", "two")]
+
+
+async def test_idle_connections_that_were_closed_are_replaced_without_a_replay(link, raw):
+    number = await link.call("CLIENT", "ID")
+    raw.client_kill_filter(_id=number)
+    await eventually(lambda: all(wire.lost for wire in link._idle))
+    other = await asyncio.wait_for(link._exchange(("CLIENT", "ID"), 5), 10)
+    assert other != number
