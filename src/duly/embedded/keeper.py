@@ -151,7 +151,7 @@ class Server:
                 *("--port", "0", "--unixsocket", SOCKET, "--unixsocketperm", "700"),
                 *("--appendonly", "yes", "--appendfsync", durability, "--save", ""),
                 *("--maxmemory-policy", "noeviction"),
-                # An entry is deleted by walking through its node: a tenth of the server's time at the usual 100.
+                # An entry is deleted by walking through its node: a tenth of the time at the usual 100.
                 *("--stream-node-max-entries", "16"),
                 # Go when told to, whatever is in the way: the AOF holds all that was acknowledged.
                 *("--shutdown-on-sigterm", "force"),
