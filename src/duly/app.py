@@ -20,6 +20,7 @@ from duly.job import JobKey, JobState, check_id, check_topic
 from duly.namespace import inspect
 from duly.newjob import NewJob, at_least_one, new_job
 from duly.services.crew import Crew
+from duly.services.worker import Worker
 from duly.settings import Settings
 from duly.store import Keeping, Store
 from duly.views import PAGE, Views
@@ -67,6 +68,7 @@ class Duly:
         self._server: EmbeddedServer | None = None
         self._store: Store | None = None
         self._waiters: Waiters | None = None
+        self._now: Callable[[], int] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connecting: asyncio.Lock | None = None
 
@@ -303,12 +305,39 @@ class Duly:
         if not self.handlers.topics():
             msg = "there is no handler: decorate a function with @app.handler(topic)"
             raise UsageError(msg)
+        if self._now is not None:
+            msg = (
+                "app.work() waits for time to pass, and the clock of this test stands still: "
+                'use `await duly.drain()`, or a test bed with clock="server"'
+            )
+            raise UsageError(msg)
         await self.store()
         settings = self.settings
         if concurrency is not None:
             settings = replace(settings, concurrency=concurrency)
-        crew = Crew(self.make_store, self.handlers, self.hooks, settings, topics=chosen, stalled=stalled)
+        crew = self.crew(settings, topics=chosen, stalled=stalled)
         await crew.run(stop or asyncio.Event())
+
+    def crew(
+        self,
+        settings: Settings,
+        *,
+        topics: list[str] | None = None,
+        stalled: Callable[[list[str]], None] | None = None,
+        worker: type[Worker] = Worker,
+    ) -> Crew:
+        """
+        A worker for the handlers of this app, and the duties beside it; none of them has begun.
+        """
+        return Crew(
+            self.make_store,
+            self.handlers,
+            self.hooks,
+            settings,
+            topics=topics,
+            stalled=stalled,
+            worker=worker,
+        )
 
     # -- connecting ---------------------------------------------------------------------------------------
 
@@ -385,6 +414,7 @@ class Duly:
                 dead_ms=settings.keep_dead_ms,
                 dead_bytes=settings.keep_dead_bytes,
             ),
+            now=self._now,
         )
 
     async def views(self) -> Views:
@@ -401,6 +431,30 @@ class Duly:
         if self._waiters is None:
             self._waiters = Waiters(store)
         return self._waiters
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """
+        The event loop in which it is connected, None if it is not.
+        """
+        return self._loop if self._store is not None else None
+
+    def redirect(self, settings: Settings, now: Callable[[], int] | None = None) -> None:
+        """
+        Use other settings, and for tests another clock, from the next call on.
+
+        Raises:
+            UsageError: It is connected.
+        """
+        if self._store is not None and self._loop is not None and not self._loop.is_closed():
+            msg = "the app is connected: close it first, with `await app.aclose()`"
+            raise UsageError(msg)
+        # What is left of a loop that was closed under it went with that loop.
+        self._store = self._waiters = self._loop = self._connecting = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        self.settings, self._now = settings, now
 
     async def reconnect(self) -> None:
         """

@@ -49,12 +49,13 @@ class Crew:
         topics: list[str] | None = None,
         stalled: Callable[[list[str]], None] | None = None,
         tracebacks: bool = False,
+        worker: type[Worker] = Worker,
     ) -> None:
         self.store = store = make_store()
         self.pulse = Pulse()
         self._stalled = stalled
         self._outlooks = [Outlook() for _ in range(store.shards)]
-        self.worker = Worker(
+        self.worker = worker(
             store,
             handlers,
             self._outlooks,

@@ -4,16 +4,24 @@ A clock that stands still until a test moves it.
 
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime, timedelta
+
+from duly.errors import UsageError
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
+
 
 class TestClock:
     """
-    Milliseconds that only `advance` changes; for namespaces created with ``clock="test"``.
+    Milliseconds that only `advance` and `advance_to` change; for namespaces created with ``clock="test"``.
     """
 
     __test__ = False  # not a test class, whatever its name suggests to pytest
 
-    def __init__(self, now_ms: int) -> None:
-        self.now_ms = now_ms
+    def __init__(self, now_ms: int | None = None) -> None:
+        self.now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
 
     def __call__(self) -> int:
         """
@@ -21,9 +29,57 @@ class TestClock:
         """
         return self.now_ms
 
-    def advance(self, *, ms: int = 0, s: float = 0) -> int:
+    def __repr__(self) -> str:
+        return f"<TestClock {self.now.isoformat(timespec='milliseconds')}>"
+
+    @property
+    def now(self) -> datetime:
         """
-        Move on, and return the new time.
+        The time as a datetime in UTC.
         """
-        self.now_ms += ms + round(s * 1000)
+        return _EPOCH + self.now_ms * _MS
+
+    def advance(
+        self,
+        by: timedelta | None = None,
+        /,
+        *,
+        ms: int = 0,
+        s: float = 0,
+        seconds: float = 0,
+        minutes: float = 0,
+        hours: float = 0,
+        days: float = 0,
+    ) -> int:
+        """
+        Move on, rounded up to the millisecond, and return the new time in milliseconds.
+
+        Raises:
+            UsageError: Time does not go back.
+        """
+        if by is not None and not isinstance(by, timedelta):
+            msg = f"advance() takes a timedelta or words such as hours=3, not {by!r}"
+            raise UsageError(msg)
+        step = (by or timedelta()) + timedelta(
+            milliseconds=ms, seconds=s + seconds, minutes=minutes, hours=hours, days=days
+        )
+        if step < timedelta():
+            msg = f"the clock cannot go back by {-step}"
+            raise UsageError(msg)
+        self.now_ms -= -step // _MS
         return self.now_ms
+
+    def advance_to(self, moment: datetime) -> int:
+        """
+        Move on to *moment*, rounded up to the millisecond, and return the new time in milliseconds.
+
+        Raises:
+            UsageError: It is past, or has no time zone.
+        """
+        if moment.tzinfo is None:
+            msg = f"{moment!r} has no time zone; say datetime(…, tzinfo=UTC) or .astimezone()"
+            raise UsageError(msg)
+        if moment < self.now:
+            msg = f"the clock stands at {self.now.isoformat()} and cannot go back to {moment.isoformat()}"
+            raise UsageError(msg)
+        return self.advance(moment - self.now)

@@ -1,0 +1,60 @@
+"""
+Who follows a page to the letter sees what it says.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import PAGES, ROOT, blocks, name_of
+from tests.docs.walks import Shell, environ, shows, unmarked, walk
+from tests.servers import Server, binary
+from tests.testing.projects import install
+
+WALKS = [page for page in PAGES if any(block.mark.startswith("walk") for block in blocks(page))]
+TUTORIAL = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
+
+
+@pytest.fixture
+def own_server(unused_tcp_port):
+    server = Server(binary("valkey"), "--bind", "127.0.0.1", "--port", str(unused_tcp_port))
+    yield server.start(), f"redis://localhost:{unused_tcp_port}/0"
+    server.stop()
+
+
+@pytest.mark.parametrize("page", WALKS, ids=name_of)
+def test_a_page_can_be_followed_to_the_letter(page, own_server, tmp_path):
+    _, url = own_server
+    # A short path: the embedded server's socket is below it.
+    with tempfile.TemporaryDirectory(prefix="duly-", dir="/tmp", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        shell = Shell(folder, **environ(install(tmp_path / "installed")))
+        try:
+            assert walk(page, shell, folder, {"redis://localhost:6379/0": url})
+        finally:
+            shell.close()
+
+
+@pytest.mark.parametrize("page", [*TUTORIAL, ROOT / "docs" / "how-to" / "testing.md"], ids=name_of)
+def test_nothing_to_type_or_copy_is_untried(page):
+    assert [] == unmarked(page)
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "fits"),
+    [
+        ("", "", True),
+        ("", "noise", False),
+        ("one\ntwo", "one\ntwo", True),
+        ("one", "one\ntwo", False),
+        ("one …", "one 17", True),
+        ("…", "any\nlines", True),
+        ("a\n…\nz", "a\nb\nc\nz", True),
+        ("a\n…\nz", "b\nz", False),
+    ],
+)
+def test_what_a_page_shows_is_compared_line_by_line(shown, printed, fits):
+    assert fits is shows(shown, printed)
