@@ -4,6 +4,7 @@ Who follows a page to the letter sees what it says.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tests.servers import Server, binary
 from tests.testing.projects import install
 
 WALKS = [page for page in PAGES if any(block.mark.startswith("walk") for block in blocks(page))]
+EXAMPLES = ROOT / "examples"
 TUTORIAL = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
 
 
@@ -31,11 +33,19 @@ def test_a_page_can_be_followed_to_the_letter(page, own_server, tmp_path):
     # A short path: the embedded server's socket is below it.
     with tempfile.TemporaryDirectory(prefix="duly-", dir="/tmp", ignore_cleanup_errors=True) as name:
         folder = Path(name)
+        if page.is_relative_to(EXAMPLES):
+            shutil.copytree(page.parent, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".duly"))
         shell = Shell(folder, **environ(install(tmp_path / "installed")))
         try:
             assert walk(page, shell, folder, {"redis://localhost:6379/0": url})
         finally:
             shell.close()
+
+
+def test_every_example_is_run():
+    # hello needs two terminals, and has a test of its own.
+    folders = {path.name for path in EXAMPLES.iterdir() if (path / "README.md").exists()} - {"hello"}
+    assert set() == folders - {page.parent.name for page in WALKS}
 
 
 @pytest.mark.parametrize("page", [*TUTORIAL, ROOT / "docs" / "how-to" / "testing.md"], ids=name_of)

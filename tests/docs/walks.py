@@ -19,7 +19,8 @@ from pathlib import Path
 
 from tests.docs.pages import ROOT, blocks
 
-PATIENCE_S = 100
+#: What bash says of a background process that was killed, whenever it comes to it.
+_NOTICE = re.compile(r"bash: line \d+:\s+\d+ Killed ")
 
 
 class Shell:
@@ -58,7 +59,8 @@ class Shell:
         for line in self._process.stdout:
             if line.startswith(mark):
                 return int(line.split()[1]), "".join(seen).removesuffix("\n")
-            seen.append(line)
+            if not _NOTICE.match(line):
+                seen.append(line)
         raise AssertionError(f"the shell has ended: {''.join(seen)}")
 
     def close(self) -> None:
@@ -131,4 +133,6 @@ def environ(installed: Path) -> dict[str, str]:
     """
     Python as it is where duly is installed, with this source.
     """
-    return {"PYTHONPATH": f"{installed}:{ROOT / 'src'}"}
+    # pytest-asyncio, which a reader need not have, would complain that nobody has told it this.
+    options = "-o asyncio_default_fixture_loop_scope=function"
+    return {"PYTHONPATH": f"{installed}:{ROOT / 'src'}", "PYTEST_ADDOPTS": options}
