@@ -132,8 +132,12 @@ class JobHandle(Generic[R_co]):
             JobNotFound: It was pruned, or never was.
         """
         waiters = await self._app.waiters()
-        async with asyncio.timeout(timeout):
-            state, outcome = await waiters.ended(self.key)
+        try:
+            async with asyncio.timeout(timeout):
+                state, outcome = await waiters.ended(self.key)
+        except TimeoutError:
+            msg = f"{self.key} has not ended within {timeout} s: is a worker running that takes {self.topic}?"
+            raise TimeoutError(msg) from None
         document = decode(outcome) if outcome else None
         if state is JobState.succeeded:
             result: R_co = self._app.read_result(self.topic, document)

@@ -91,6 +91,35 @@ async def test_a_failing_handler_is_tried_again_with_its_backoff_until_it_is_dea
     assert b"Traceback" not in dead.outcome
 
 
+async def test_the_log_of_a_worker_tells_of_each_failure(app, caplog):
+    @app.handler("flaky", max_attempts=2, backoff=Fixed(0.01))
+    async def flaky(ending: str) -> None:
+        if ending == "snooze" and not snoozed:
+            snoozed.append(ending)
+            raise Snooze(0.01)
+        if ending == "fail":
+            raise ValueError("no such user")
+
+    snoozed: list[str] = []
+    caplog.set_level("INFO", "duly.runs")
+    async with working(app):
+        with pytest.raises(JobFailed):
+            await (await app.enqueue(flaky.job("fail"), id="a")).result(timeout=10)
+        await (await app.enqueue(flaky.job("snooze"), id="b")).result(timeout=10)
+        await app.enqueue("flaky", {"wrong": 1}, id="c")
+        await becomes(app.job("flaky", "c"), "dead")
+    assert [
+        ("WARNING", "flaky/a, attempt 1: failed, again in 0.01 s: ValueError: no such user", True),
+        ("ERROR", "flaky/a, attempt 2: dead: ValueError: no such user", True),
+        ("INFO", "flaky/b, attempt 1: put off, again in 0.01 s: snoozed", False),
+        ("ERROR", "flaky/c, attempt 1: dead: unreadable", False),
+    ] == [
+        (record.levelname, record.message, record.exc_info is not None)
+        for record in caplog.records
+        if record.name == "duly.runs"
+    ]
+
+
 async def test_attempts_and_backoff_of_a_job_outweigh_those_of_its_handler(app):
     @app.handler("flaky", max_attempts=5, backoff=Fixed(60))
     def flaky() -> int:

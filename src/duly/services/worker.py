@@ -22,7 +22,7 @@ from duly.backoff import from_wire
 from duly.codec import Envelope, Unreadable, decode_envelope, encode, reason_document
 from duly.context import CURRENT, CurrentJob
 from duly.errors import DulyError, JobNotFound, LeaseLost, UsageError
-from duly.outcome import Ack, Buried, Raised, RetryLater, outcome_of
+from duly.outcome import Ack, Buried, Planned, Raised, RetryLater, outcome_of
 from duly.services.children import ChildError, Children, call_of
 from duly.services.outbox import Outbox
 from duly.services.running import Run, Running
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from duly.store import Claimed, Store, Want
 
 log = logging.getLogger("duly.worker")
+#: Failures of handlers.  `duly work` shows them; a program that has set up no logging is left alone.
+runs_log = logging.getLogger("duly.runs")
+runs_log.addHandler(logging.NullHandler())
 
 _NO_ENVELOPE = Envelope()
 
@@ -531,6 +534,8 @@ class Worker:
             self._spawn(self._hooks.tell("lease_lost", run.job))
 
     def _tell_hooks(self, run: Run, answer: object, outcome: Outcome) -> None:
+        if not isinstance(outcome, Ack):
+            _log_failure(run.lease, answer, outcome)
         if run.job is None or not self._hooks.any:
             return
         if run.stopped == "timeout":
@@ -630,6 +635,18 @@ def _backoff_of(envelope: Envelope) -> Backoff | None:
         # Sent by a newer release, maybe.  The handler's own is better than none.
         log.warning("cannot read the backoff of a job: %s", error)
         return None
+
+
+def _log_failure(lease: Lease, answer: object, outcome: RetryLater | Buried) -> None:
+    error = answer.exc if isinstance(answer, Raised) else answer
+    trace = error if isinstance(error, Exception) and not isinstance(error, Planned | Unreadable) else None
+    about = f"{lease.key}, attempt {lease.attempt}"
+    if isinstance(outcome, Buried):
+        runs_log.error("%s: dead: %s", about, outcome.signature, exc_info=trace)
+        return
+    level, what = (logging.WARNING, "failed") if outcome.counted else (logging.INFO, "put off")
+    again_s = outcome.delay_ms / 1000
+    runs_log.log(level, "%s: %s, again in %g s: %s", about, what, again_s, outcome.signature, exc_info=trace)
 
 
 def _time_over(lease: Lease) -> TimeoutError:
