@@ -131,9 +131,9 @@ async def test_with_nothing_enqueued_the_message_says_so(duly, welcome):
 
 
 async def test_a_long_list_is_cut_with_the_nearest_first(duly, app, welcome):
-    await app.enqueue_many([app.handlers.get("mail.welcome").job(1) for _ in range(2)])
     for number in range(30):
         await app.enqueue("other", {"number": number, "text": "x" * 1_000})
+    await app.enqueue_many([welcome.job(1) for _ in range(2)])
     with pytest.raises(AssertionError) as caught:
         duly.assert_enqueued(welcome, {"user": 2})
     lines = str(caught.value).splitlines()

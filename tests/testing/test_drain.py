@@ -89,6 +89,7 @@ async def test_what_handlers_enqueue_for_now_runs_in_the_same_drain(duly):
 async def test_a_handler_may_wait_for_a_job_that_it_enqueues(duly):
     @duly.app.handler("outer")
     async def outer() -> int:
+        await asyncio.sleep(0.1)  # so that the drain has looked, and found nothing
         return 1 + await (await duly.app.enqueue(inner.job())).result(timeout=30)
 
     @duly.app.handler("inner")
