@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from duly.backoff import wait_ms
+from duly.durations import parse_duration
 from duly.errors import UsageError
 from duly.newjob import Limits
 
@@ -35,8 +35,6 @@ BATCH_BYTES = 1 * MIB  #: in one script call
 OTHER_VARIABLES = frozenset({"DULY_API_KEYS"})
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,50}")
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(ms|s|m|h|d)?")
-_DURATION_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _SIZE = re.compile(r"([0-9]+) *(B|KiB|MiB|GiB)?")
 _SIZE_UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": 1024 * MIB}
 
@@ -171,21 +169,6 @@ class Settings:
                 raise UsageError(
                     f"{name}={getattr(self, name)} does not fit into a script call of {BATCH_BYTES} bytes"
                 )
-
-
-def parse_duration(value: object) -> int:
-    """
-    Return milliseconds of a number of seconds, a timedelta, or text like 500ms, 15s, 5m, 24h, 14d.
-
-    Raises:
-        UsageError: It is none of these.
-    """
-    if not isinstance(value, str):
-        return wait_ms(value, "duration")  # type: ignore[arg-type]  # it checks
-    match = _DURATION.fullmatch(value.strip())
-    if not match:
-        raise UsageError(f"{value!r} is no duration; write 500ms, 15s, 5m, 24h or 14d")
-    return wait_ms(float(match[1]) * _DURATION_UNITS[match[2] or "s"], "duration")
 
 
 def parse_size(value: object) -> int:

@@ -4,12 +4,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from duly.errors import UsageError
 from duly.handlers import Limits
-from duly.settings import KEYS, Settings, parse_duration, parse_size
+from duly.settings import KEYS, Settings, parse_size
 
 #: For every setting: what to write, and what it becomes.  None of them is a default.
 SAMPLES = {
@@ -209,33 +207,6 @@ def test_a_password_is_not_shown():
     with pytest.raises(UsageError) as told:
         Settings(url="secret")
     assert "secret" not in str(told.value)
-
-
-@pytest.mark.parametrize(
-    ("ms", "text"),
-    [
-        (500, "500ms"),
-        (15_000, "15s"),
-        (300_000, "5m"),
-        (86_400_000, "24h"),
-        (1_209_600_000, "14d"),
-        (90_000, "1.5m"),
-        (15_000, " 15 "),
-    ],
-)
-def test_durations_are_written_with_a_unit_or_in_seconds(ms, text):
-    assert ms == parse_duration(text)
-
-
-@given(st.integers(0, 10**12))
-def test_milliseconds_are_read_exactly(ms):
-    assert ms == parse_duration(f"{ms}ms")
-
-
-@pytest.mark.parametrize("text", ["", "s", "-5s", "5 s 3", "5S", "1h30m", "nan", "1e3", "٣s"])
-def test_what_is_no_duration_is_refused(text):
-    with pytest.raises(UsageError, match="no duration"):
-        parse_duration(text)
 
 
 @pytest.mark.parametrize("value", ["", "5KB", "5kib", "1.5MiB", "-1", -1, True, 1.5, None])
