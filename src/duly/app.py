@@ -17,7 +17,7 @@ from duly.handle import JobHandle
 from duly.handlers import Handlers
 from duly.hooks import Hooks
 from duly.job import JobKey, JobState, check_id, check_topic
-from duly.namespace import inspect
+from duly.namespace import inspect, require
 from duly.newjob import NewJob, at_least_one, new_job
 from duly.services.crew import Crew
 from duly.services.worker import Worker
@@ -65,6 +65,7 @@ class Duly:
         self.handlers = Handlers(self.settings.limits)
         self.hooks = Hooks()
         self.facts: ServerFacts | None = None
+        self.must_exist = False  #: refuse a namespace that is not there, instead of making it
         self._server: EmbeddedServer | None = None
         self._store: Store | None = None
         self._waiters: Waiters | None = None
@@ -383,6 +384,8 @@ class Duly:
             self.facts = await inspect(store.link)
             for warning in self.facts.warnings:
                 log.warning("%s", warning)
+            if self.must_exist:
+                await require(store.link, self.settings.namespace)
             await store.create()
         except BaseException:
             await store.link.aclose()

@@ -106,6 +106,17 @@ class Feed:
             for name, text in zip(found[::2], found[1::2], strict=True)
         }
 
+    async def lags(self) -> dict[str, int]:
+        """
+        How many script calls each registered consumer is behind, over all shards.
+        """
+        behind: dict[str, int] = {}
+        for shard in range(self._store.shards):
+            last = await self.last(shard)
+            for consumer, counter in (await self.consumers(shard)).items():
+                behind[consumer] = behind.get(consumer, 0) + (last.counter - counter if last else 0)
+        return behind
+
     async def forget(self, consumer: str) -> None:
         """
         Let trimming no longer wait for *consumer*.

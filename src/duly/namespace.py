@@ -28,6 +28,9 @@ class ServerFacts:
     version: tuple[int, ...]
     run_id: str
     uptime_s: int = 0
+    memory_bytes: int = 0
+    max_memory_bytes: int = 0  #: 0 means no limit
+    clients: int = 0
     warnings: tuple[str, ...] = field(default=())
 
 
@@ -56,6 +59,21 @@ async def create(
         _match(namespace, "clock", its_clock, clock, "a namespace keeps the clock that it was created with")
         epochs.append(epoch)
     return epochs
+
+
+async def require(link: Link, namespace: str) -> None:
+    """
+    Insist that somebody has made *namespace*, for those who only look at it.
+
+    Raises:
+        LayoutMismatch: Nobody has.
+    """
+    if await link.call("HGET", ShardKeys(namespace, 0).fixed["meta"], "layout") is None:
+        msg = (
+            f"there is no namespace {namespace!r} at {link.place}: no app has used it yet; "
+            "check the namespace and the server"
+        )
+        raise LayoutMismatch(msg)
 
 
 def _match(namespace: str, what: str, theirs: str, ours: str, remedy: str) -> None:
@@ -96,7 +114,14 @@ async def inspect(link: Link) -> ServerFacts:
     elif info.get("aof_last_write_status", "ok") != "ok":
         warnings.append(f"{link.place} could not write its append-only file: is the disk full?")
     return ServerFacts(
-        name, version, info.get("run_id", ""), int(info.get("uptime_in_seconds", "0")), tuple(warnings)
+        name,
+        version,
+        info.get("run_id", ""),
+        int(info.get("uptime_in_seconds", "0")),
+        int(info.get("used_memory", "0")),
+        int(info.get("maxmemory", "0")),
+        int(info.get("connected_clients", "0")),
+        tuple(warnings),
     )
 
 

@@ -37,6 +37,7 @@ class Page:
 
     jobs: list[Job]
     cursor: str | None
+    places: list[str] = field(default_factory=list)  #: cursors that go on behind each of the jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +130,20 @@ class Views:
             members, place_next = await self._ready_members(shard, topic, place, limit)
         else:
             members, place_next = await self._indexed_members(shard, _INDEX[state], topic, place, limit)
-        jobs = [job for job in await self.get_many([JobKey.of(member) for member in members]) if job]
-        jobs = [job for job in jobs if job.state is state]
+        found = await self.get_many([JobKey.of(member) for member, _ in members])
+        there = [
+            (job, f"{shard}:{place}")
+            for job, (_, place) in zip(found, members, strict=True)
+            if job is not None and job.state is state
+        ]
         if place_next is None:
             shard, place_next = shard + 1, ""
         more = shard < self._store.shards
-        return Page(jobs, f"{shard}:{place_next}" if more else None)
+        return Page(
+            [job for job, _ in there],
+            f"{shard}:{place_next}" if more else None,
+            [place for _, place in there],
+        )
 
     async def each(self, state: JobState, topic: str | None = None) -> AsyncIterator[Job]:
         """
@@ -183,8 +192,7 @@ class Views:
                 counts = about.setdefault(topic, {})
                 counts[what] = counts.get(what, 0) + int(float(value))
             head = await self._store.link.call("ZRANGE", self._key(shard, "due"), 0, 0, "WITHSCORES")
-            seconds, micros = await self._store.link.call("TIME")
-            now_ms = self._store.now_ms(int(seconds) * 1000 + int(micros) // 1000)
+            now_ms = await self.now_ms()
             if head:
                 due_ms = int(float(head[1]))
                 next_due = due_ms if next_due is None else min(next_due, due_ms)
@@ -202,6 +210,53 @@ class Views:
             for topic, counts in sorted(about.items())
         ]
         return Stats(stats, next_due, overdue_ms, workers)
+
+    async def now_ms(self) -> int:
+        """
+        The time by the server's clock.
+        """
+        seconds, micros = await self._store.link.call("TIME")
+        return self._store.now_ms(int(seconds) * 1000 + int(micros) // 1000)
+
+    async def newest(self) -> list[int]:
+        """
+        The newest number of each shard: a job with a higher revision was changed after this was asked.
+        """
+        numbers = [
+            await self._store.link.call("HGET", self._key(shard, "meta"), "sequence")
+            for shard in range(self._store.shards)
+        ]
+        return [int(number or 0) for number in numbers]
+
+    def shard_of(self, key: JobKey) -> int:
+        """
+        Which shard a job is on.
+        """
+        return self._store._shard(key)  # noqa: SLF001  # its reading half
+
+    async def waiting_since(self, topic: str) -> int | None:
+        """
+        When the ready job of *topic* was due that waits the longest, None if none waits.
+        """
+        heads = []
+        for shard in range(self._store.shards):
+            for lane in Lane:
+                head = await self._first_unclaimed(self._store.keys[shard].stream(topic, lane))
+                heads += [JobKey.of(head)] if head else []
+        jobs = await self.get_many(heads)
+        return min((job.due_ms for job in jobs if job and job.state is JobState.ready), default=None)
+
+    async def _first_unclaimed(self, stream: str) -> bytes | None:
+        """
+        The first entry that no claim has taken: what is claimed stays in its stream until it ends.
+        """
+        if not await self._store.link.call("EXISTS", stream):
+            return None
+        groups = await self._store.link.call("XINFO", "GROUPS", stream)
+        about = dict(zip(groups[0][::2], groups[0][1::2], strict=True)) if groups else {}
+        last = about.get(b"last-delivered-id", b"0-0").decode()
+        entries = await self._store.link.call("XRANGE", stream, f"({last}", "+", "COUNT", 1)
+        return entries[0][1][1] if entries else None
 
     async def workers(self, now_ms: int) -> list[dict[str, Any]]:
         """
@@ -225,19 +280,19 @@ class Views:
 
     async def _indexed_members(
         self, shard: int, index: str, topic: str | None, place: str, limit: int
-    ) -> tuple[list[bytes], str | None]:
+    ) -> tuple[list[tuple[bytes, str]], str | None]:
         key = self._key(shard, index)
         start = await self._rank_behind(key, place) if place else 0
         # With a topic to look for, read on through others, but never more than a page of them.
         count = PAGE if topic else limit
         found = await self._store.link.call("ZRANGE", key, start, start + count - 1, "WITHSCORES")
-        members: list[bytes] = []
+        members: list[tuple[bytes, str]] = []
         prefix = f"{topic}/".encode() if topic else b""
         for at in range(0, len(found), 2):
             if found[at].startswith(prefix):
-                members.append(found[at])
+                members.append((found[at], f"{found[at + 1].decode()} {found[at].decode()}"))
             if len(members) == limit:
-                return members, f"{found[at + 1].decode()} {found[at].decode()}"
+                return members, members[-1][1]
         if len(found) < 2 * count:
             return members, None
         return members, f"{found[-1].decode()} {found[-2].decode()}"
@@ -254,12 +309,12 @@ class Views:
 
     async def _ready_members(
         self, shard: int, topic: str | None, place: str, limit: int
-    ) -> tuple[list[bytes], str | None]:
+    ) -> tuple[list[tuple[bytes, str]], str | None]:
         topics = [topic] if topic else await self._topics_of(shard)
         at_topic, _, rest = place.partition(" ")
         at_lane, _, after = rest.partition(" ")
         order = [(name, lane) for name in topics for lane in (Lane.suspect, Lane.high, Lane.normal, Lane.low)]
-        members: list[bytes] = []
+        members: list[tuple[bytes, str]] = []
         if at_topic:
             position = next(
                 (at for at, (name, lane) in enumerate(order) if (name, lane.name) == (at_topic, at_lane)),
@@ -279,9 +334,9 @@ class Views:
                 "COUNT",
                 limit - len(members),
             )
-            members += [fields[1] for _, fields in entries]
+            members += [(fields[1], f"{name} {lane.name} {entry.decode()}") for entry, fields in entries]
             if len(members) >= limit:
-                return members, f"{name} {lane.name} {entries[-1][0].decode()}"
+                return members, members[-1][1]
         return members, None
 
     async def _topics_of(self, shard: int) -> list[str]:

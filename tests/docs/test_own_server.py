@@ -54,12 +54,16 @@ async def _live(url: str) -> None:
 
         store, views = await app.store(), await app.views()
         await views.stats()
+        await views.newest()
+        await app.enqueue(greet.job("waits"))
+        assert await views.waiting_since("greet")
         for state in JobState:
             await views.page(state)
         feed = Feed(store)
         offset, events = await feed.read(0, None)
         assert events
         await feed.commit("reader", 0, offset)
+        await feed.lags()
         await feed.trim(0)
         await feed.forget("reader")
         await Auditor(store).run_pass()
