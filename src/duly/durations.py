@@ -70,27 +70,28 @@ def _no_duration(value: str) -> UsageError:
     return UsageError(f"{value!r} is no duration; write 500ms, 15s, 1h30m, 14d, PT1H30M or seconds")
 
 
-def parse_time(text: str, what: str = "time") -> datetime:
+def parse_time(text: str, what: str = "") -> datetime:
     """
     Return the moment that an RFC 3339 text names, in UTC; a part of a microsecond is rounded up.
 
     Raises:
         UsageError: It names none, or has no offset.
     """
+    said = f"{what}: {text!r}" if what else repr(text)
     match = _RFC_3339.fullmatch(text.strip())
     if not match:
-        raise UsageError(f"{what}: {text!r} is no time; write 2026-01-31T09:00:00Z or …T10:00:00+01:00")
+        raise UsageError(f"{said} is no time; write 2026-01-31T09:00:00Z or …T10:00:00+01:00")
     date, clock, fraction, offset = match.groups()
     if offset is None:
         raise UsageError(
-            f"{what}: {text!r} has no offset from UTC, so it could mean many moments; "
+            f"{said} has no offset from UTC, so it could mean many moments; "
             f"write {date}T{clock}Z or {date}T{clock}+01:00"
         )
     try:
         moment = datetime.fromisoformat(f"{date}T{clock}{offset.upper()}").astimezone(UTC)
         return moment + timedelta(microseconds=math.ceil(Fraction(fraction or 0) * 1_000_000))
     except (ValueError, OverflowError) as error:
-        raise UsageError(f"{what}: {text!r} is no time: {error}") from None
+        raise UsageError(f"{said} is no time: {error}") from None
 
 
 def say_duration(ms: float) -> str:

@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import importlib
+import io
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +19,29 @@ import duly
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from click.shell_completion import CompletionItem
+
 OK, NO, USAGE, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 3, 130
 
 #: Every command: the module in duly.cli that holds it under its own name, and its line in `duly --help`.
 COMMANDS = {
     "bench": ("bench", "measure this machine: rates, lateness, memory, idle cost"),
+    "completion": ("completion", "print the script that completes duly's words in your shell"),
+    "dead": ("dead", "what dead jobs died of, and run them again"),
+    "enqueue": ("enqueue", "send one job"),
+    "jobs": ("jobs", "list, show, cancel, reschedule and requeue jobs"),
+    "stats": ("stats", "the queue at a glance"),
+    "submit": ("submit", "send many jobs: from JSON lines, or as a load"),
+    "topics": ("topics", "list topics; pause, resume, limit and purge them"),
+    "workers": ("workers", "who works, on what"),
     "work": ("work", "run the jobs of an app's handlers until SIGTERM or Ctrl-C"),
 }
+
+
+class OutputGone(Exception):
+    """
+    Whoever read our output has seen enough; `duly jobs ls | head` is no mistake.
+    """
 
 
 class Commands(click.Group):
@@ -53,6 +71,28 @@ class Commands(click.Group):
         """
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """
+        Complete their names without importing one.
+        """
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        items = [CompletionItem(name, help=COMMANDS[name][1]) for name in names]
+        return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """
+        Run a command, and tell what became of its output.
+        """
+        try:
+            answer = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Said in another way: click would take it for a failure.
+            raise OutputGone from None
+        return answer
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -84,6 +124,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     Run one command and return its exit code.
     """
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character is no reason to fail.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         code: Any = cli.main(None if argv is None else list(argv), prog_name="duly", standalone_mode=False)
     except click.ClickException as error:
@@ -91,22 +135,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; `duly jobs ls | head` is no mistake.
-        sys.stderr.close()
+    except OutputGone:
+        _forget_output()
         return OK
     except Exception as error:  # noqa: BLE001  # what is not ours is raised again
         return _answer(error)
     return code if isinstance(code, int) else OK
 
 
+def _forget_output() -> None:
+    # What is still in the buffer would be written, and fail again, when Python ends.
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123  # a path to nowhere
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
 def _answer(error: Exception) -> int:
     # Imported late, like the commands.
-    from duly.errors import DulyError, OutcomeUnknown, StoreUnavailable, UsageError
+    from duly.errors import DulyError, OutcomeUnknown, ServerUnsuitable, StoreUnavailable, UsageError
 
-    if not isinstance(error, DulyError):
+    if not isinstance(error, DulyError | OSError):
         raise error
     click.echo(f"duly: {error}", err=True)
     if isinstance(error, UsageError):
         return USAGE
-    return UNAVAILABLE if isinstance(error, StoreUnavailable | OutcomeUnknown) else NO
+    return UNAVAILABLE if isinstance(error, StoreUnavailable | OutcomeUnknown | ServerUnsuitable) else NO

@@ -1,0 +1,172 @@
+"""
+``duly enqueue``: one job.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from duly.cli.loop import session
+from duly.cli.main import COMMANDS, NO, OK
+from duly.cli.options import DURATION, TIME, TOPIC, app_of, as_json, examples, server
+from duly.cli.output import print_json, print_json_line, say
+from duly.codec import encode
+from duly.durations import say_time
+from duly.errors import UsageError
+from duly.newjob import NewJob
+
+if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+
+    from duly.handle import JobHandle
+
+NO_ARGUMENTS = b"{}"
+
+
+def read_payload(text: str | bytes | None, what: str = "PAYLOAD") -> bytes:
+    """
+    The payload as it was written, if it is JSON.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if text is None:
+        return NO_ARGUMENTS
+    try:
+        data = text.encode() if isinstance(text, str) else text
+        data.decode()
+        msgspec.json.decode(data)
+    except (ValueError, RecursionError) as error:
+        hint = ""
+        if isinstance(text, str) and text.isalnum():
+            hint = f"; text needs quotes of its own: '\"{text}\"'"
+        raise UsageError(f"{what} is no JSON: {error}{hint}") from None
+    return data.strip()
+
+
+def pairs(option: str, words: tuple[str, ...]) -> dict[str, Any] | None:
+    """
+    ``key=value``, some of them: each value as JSON where it is JSON, else as text.
+
+    Raises:
+        UsageError: One of them is no pair, or a key is there twice.
+    """
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or not name:
+            raise UsageError(f"{option} {word!r} is no pair: write {option} name=value")
+        if name in found:
+            raise UsageError(f"{option} {name} is said twice")
+        try:
+            found[name] = msgspec.json.decode(text.encode())
+        except (ValueError, RecursionError):
+            found[name] = text
+    return found or None
+
+
+@click.command(
+    short_help=COMMANDS["enqueue"][1],
+    epilog=examples(
+        "duly enqueue mail.welcome --arg user_id=42 --delay 1h30m",
+        'duly enqueue report \'{"day": "2026-01-31"}\' --due-at 2026-02-01T06:00:00+01:00',
+        "echo '[1, 2]' | duly enqueue sum - --wait 10",
+    ),
+)
+@click.argument("topic", type=TOPIC)
+@click.argument("payload", required=False)
+@click.option(
+    "--arg", "args", multiple=True, metavar="NAME=VALUE", help="One argument of the handler; repeatable."
+)
+@click.option("--id", "id_", metavar="ID", help="The job's name within its topic; default: a new one.")
+@click.option("--delay", type=DURATION, help="How long to wait: 90, 90s, 1h30m, PT1H30M.")
+@click.option("--due-at", type=TIME, help="When: RFC 3339 with an offset, 2026-01-31T09:00:00Z.")
+@click.option("--expires", type=TIME, help="Do not start it later than this.")
+@click.option("--priority", type=click.Choice(["high", "normal", "low"]), default="normal", show_default=True)
+@click.option(
+    "--on-conflict",
+    type=click.Choice(["keep", "replace", "raise"]),
+    default="keep",
+    show_default=True,
+    help="If there is a job with this id.",
+)
+@click.option("--ttr", type=DURATION, help="How long one run may take; default: the handler's.")
+@click.option("--max-attempts", type=click.IntRange(min=1), help="How many runs; default: the handler's.")
+@click.option("--retain", type=DURATION, help="How long to keep it once it has ended.")
+@click.option("--context", multiple=True, metavar="NAME=VALUE", help="What travels with the job; repeatable.")
+@click.option(
+    "--wait", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait for its end, print the result."
+)
+@server
+@as_json
+def enqueue(
+    topic: str,
+    payload: str | None,
+    args: tuple[str, ...],
+    id_: str | None,
+    delay: timedelta | None,
+    due_at: datetime | None,
+    context: tuple[str, ...],
+    wait: float | None,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """
+    Send one job of TOPIC.
+
+    PAYLOAD is JSON, or - to read it from stdin. An object holds the handler's arguments by name, anything
+    else is its only argument; without it there are none. With --arg, a value is JSON where it can be read as
+    such, else text.
+    """
+    named = pairs("--arg", args)
+    if named is not None and payload is not None:
+        raise UsageError("say either PAYLOAD or --arg, not both")
+    app = app_of()
+    if named is not None:
+        data = encode(named, what="--arg", limit=app.settings.payload_limit)
+    elif payload == "-":
+        data = read_payload(sys.stdin.buffer.read(), "what stdin says")
+    else:
+        data = read_payload(payload)
+    job: NewJob[Any] = NewJob(topic, data)
+    job = job.options(id=id_, delay=delay, due_at=due_at, context=pairs("--context", context), **options)
+    job.order(app.settings.limits)  # what is wrong with it is said before a server is looked for
+    with session(app) as ask:
+        handle = ask(app.enqueue(job))
+        told = _told(handle)
+        if wait is None:
+            if as_json:
+                print_json(told)
+            else:
+                print(f"{handle.key} {told['outcome']}: {told['state']}, due {told['due_at']}")
+            return OK
+        say(f"{handle.key} {told['outcome']}: {told['state']}, due {told['due_at']}")
+        try:
+            result = ask(handle.result(timeout=wait))
+        except TimeoutError:
+            say(
+                f"duly: {handle.key} has not ended within {wait:g} s; it goes on: duly jobs show {handle.key}"
+            )
+            return NO
+        if as_json:
+            print_json(told | {"result": result})
+        else:
+            print_json_line(result)
+    return OK
+
+
+def _told(handle: JobHandle[Any]) -> dict[str, Any]:
+    placed = handle.placed
+    assert placed is not None, handle  # noqa: S101  # it was just sent
+    return {
+        "topic": handle.topic,
+        "id": handle.id,
+        "outcome": placed.word,
+        "revision": placed.revision,
+        "state": placed.state.name,
+        "due_at": say_time(handle.due_at) if handle.due_at else None,
+    }

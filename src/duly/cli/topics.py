@@ -1,0 +1,174 @@
+"""
+``duly topics``: list topics; pause, resume, limit and purge them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from duly.cli.loop import session
+from duly.cli.main import COMMANDS, OK
+from duly.cli.options import STATES, TOPIC, app_of, as_json, examples, server, yes
+from duly.cli.output import confirm, console, jobs_of, print_json, print_json_line, print_table
+from duly.errors import UsageError
+
+if TYPE_CHECKING:
+    from duly.app import Duly
+    from duly.cli.loop import Ask
+    from duly.views import TopicStats
+
+
+@click.group(short_help=COMMANDS["topics"][1])
+def topics() -> None:
+    """
+    List topics; pause, resume, limit and purge them.
+    """
+
+
+_topic = click.argument("topic", type=TOPIC)
+
+
+@topics.command("ls", epilog=examples("duly topics ls", "duly topics ls --json | jq 'select(.paused)'"))
+@server
+@as_json
+def ls(as_json: bool) -> int:
+    """
+    List topics, with how many jobs are in which state.
+    """
+    app = app_of(existing=True)
+    with session(app) as ask:
+        found = ask(ask(app.views()).stats()).topics
+    if as_json:
+        for about in found:
+            print_json_line(document(about))
+    else:
+        print_topics(found)
+    return OK
+
+
+def document(about: TopicStats) -> dict[str, Any]:
+    """
+    A topic as it is told to programs.
+    """
+    return {
+        "topic": about.topic,
+        **about.counts,
+        "paused": about.paused,
+        "limit": about.limit,
+        "workers": about.workers,
+    }
+
+
+def print_topics(found: list[TopicStats], **more: list[Any]) -> None:
+    """
+    Topics as a table, with further columns.
+    """
+    columns = ["topic", *STATES, "paused", "limit", "workers", *more]
+    print_table(
+        columns,
+        [
+            (
+                about.topic,
+                *(about.counts[name] for name in STATES),
+                "paused" if about.paused else "",
+                about.limit,
+                about.workers,
+                *(column[at] for column in more.values()),
+            )
+            for at, about in enumerate(found)
+        ],
+    )
+
+
+def _now(ask: Ask, app: Duly, topic: str) -> TopicStats | None:
+    stats = ask(ask(app.views()).stats())
+    return next((about for about in stats.topics if about.topic == topic), None)
+
+
+@topics.command("pause", epilog=examples("duly topics pause mail"))
+@_topic
+@server
+@as_json
+def pause(topic: str, as_json: bool) -> int:
+    """
+    Let no more jobs of TOPIC start; running ones finish, due ones wait.
+    """
+    app = app_of()
+    with session(app) as ask:
+        ask(app.pause(topic))
+        waiting = _now(ask, app, topic)
+    if as_json:
+        print_json({"topic": topic, "paused": True})
+    else:
+        count = waiting.counts["ready"] if waiting else 0
+        print(f"{topic} is paused; {jobs_of(count)} ready")
+    return OK
+
+
+@topics.command("resume", epilog=examples("duly topics resume mail"))
+@_topic
+@server
+@as_json
+def resume(topic: str, as_json: bool) -> int:
+    """
+    Let jobs of TOPIC start again.
+    """
+    app = app_of()
+    with session(app) as ask:
+        ask(app.resume(topic))
+    if as_json:
+        print_json({"topic": topic, "paused": False})
+    else:
+        print(f"{topic} is resumed")
+    return OK
+
+
+@topics.command(
+    "set", epilog=examples("duly topics set mail --limit 10000", "duly topics set mail --limit none")
+)
+@_topic
+@click.option("--limit", required=True, metavar="N|none", help="Refuse jobs beyond this many that wait.")
+@server
+@as_json
+def set_(topic: str, limit: str, as_json: bool) -> int:
+    """
+    Limit the backlog of TOPIC: further jobs are refused with QueueFull.
+    """
+    if limit != "none" and not limit.isdecimal():
+        raise UsageError(f"--limit {limit!r} is neither a whole number nor none")
+    most = None if limit == "none" else int(limit)
+    app = app_of()
+    with session(app) as ask:
+        ask(app.limit(topic, most))
+    if as_json:
+        print_json({"topic": topic, "limit": most})
+    else:
+        print(f"{topic} has no limit" if most is None else f"{topic} is limited to {jobs_of(most)} that wait")
+    return OK
+
+
+@topics.command("purge", epilog=examples("duly topics purge mail", "duly topics purge mail --yes --json"))
+@_topic
+@yes
+@server
+@as_json
+def purge(topic: str, yes: bool, as_json: bool) -> int:
+    """
+    Cancel every job of TOPIC that waits, scheduled or ready.
+    """
+    app = app_of(existing=True)
+    with session(app) as ask:
+        about = _now(ask, app, topic)
+        count = about.counts["scheduled"] + about.counts["ready"] if about else 0
+        purged = 0
+        if count:
+            confirm(f"Cancel {jobs_of(count)} of {topic} that wait?", yes=yes)
+            with console(stderr=True).status(f"purging {topic}"):
+                purged = ask(app.purge(topic))
+    if as_json:
+        print_json({"topic": topic, "purged": purged})
+    else:
+        print(f"{jobs_of(purged)} of {topic} cancelled")
+    return OK

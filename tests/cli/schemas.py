@@ -1,0 +1,316 @@
+"""
+What `--json` prints: a promise to programs.  The reference shows it; tests hold every command to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+State = Literal["scheduled", "ready", "running", "succeeded", "dead", "cancelled"]
+
+
+class Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """
+    Every field is there, and no other.
+    """
+
+
+class Error(Strict):
+    """
+    Why a job failed.
+    """
+
+    type: str  #: of the exception, or a word of duly's: cancelled, expired, crashed, unreadable, …
+    message: str | None = None
+    traceback: str | None = None
+
+
+class Job(Strict):
+    """
+    One job.
+    """
+
+    topic: str
+    id: str
+    state: State
+    revision: int  #: grows with every new version of the job
+    priority: Literal["high", "normal", "low"]
+    attempts: int  #: runs that were counted
+    crashes: int
+    due_at: str | None  #: all times are RFC 3339 in UTC
+    started_at: str | None
+    finished_at: str | None
+    lateness_ms: int | None  #: from due to start, of the last run
+    worker: str | None  #: who ran it last
+    lease_until: str | None  #: of a running job
+    expires_at: str | None
+    ttr_ms: int | None  #: null: the handler's
+    max_attempts: int | None  #: null: the handler's
+    context: dict[str, Any] | None
+    progress: Any
+    payload: Any
+    unreadable: str | None  #: the payload, if it is no JSON
+    result: Any  #: of a succeeded job
+    error: Error | None  #: of the last attempt, or why it ended
+
+
+class ListedJob(Job):
+    """
+    One job of a list.
+    """
+
+    cursor: str  #: what --after takes to go on behind it
+
+
+class Enqueued(Strict):
+    """
+    A job that was sent.
+    """
+
+    topic: str
+    id: str
+    outcome: Literal["created", "kept", "replaced"]
+    revision: int
+    state: State
+    due_at: str
+    result: Any | msgspec.UnsetType = msgspec.UNSET  #: with --wait only
+
+
+class RefusedLine(Strict):
+    """
+    A line that was refused.
+    """
+
+    line: int
+    error: str
+
+
+class Submitted(Strict):
+    """
+    What became of many jobs.
+    """
+
+    read: int
+    created: int
+    kept: int
+    replaced: int
+    refused: int
+    refusals: dict[str, int]  #: by the kind of error
+    first_refused: list[RefusedLine]  #: the first ten
+    seconds: float
+
+
+class Steered(Strict):
+    """
+    A job that was named.
+    """
+
+    topic: str
+    id: str
+    outcome: Literal["cancelled", "rescheduled", "requeued", "refused"]
+    state: State | None
+    due_at: str | None
+    error: str | None  #: why it was refused
+
+
+class SteeredMany(Strict):
+    """
+    Jobs that were chosen by a filter.
+    """
+
+    verb: Literal["cancel", "reschedule", "requeue"]
+    done: int
+    refused: int  #: that moved on between being found and being asked
+    topics: dict[str, int]  #: done, by topic
+    first_refused: list[str]  #: why, for the first ten
+
+
+class Topic(Strict):
+    """
+    A topic, with how many jobs are in which state.
+    """
+
+    topic: str
+    scheduled: int
+    ready: int
+    running: int
+    succeeded: int
+    dead: int
+    cancelled: int
+    paused: bool
+    limit: int | None
+    workers: int  #: live ones that take it
+
+
+class Paused(Strict):
+    """
+    A topic that was paused or resumed.
+    """
+
+    topic: str
+    paused: bool
+
+
+class Limited(Strict):
+    """
+    A topic that was limited.
+    """
+
+    topic: str
+    limit: int | None
+
+
+class Purged(Strict):
+    """
+    A topic that was purged.
+    """
+
+    topic: str
+    purged: int
+
+
+class Death(Strict):
+    """
+    Dead jobs of one topic and one kind of error.
+    """
+
+    topic: str
+    error: str  #: type and message, numbers and ids shown as #
+    count: int
+    first_at: str
+    last_at: str
+    example: str  #: the id of the last one
+
+
+class Worker(Strict):
+    """
+    A worker.
+    """
+
+    worker: str
+    host: str
+    pid: int
+    topics: list[str]
+    concurrency: int
+    running: int
+    claimed: int
+    finished: int
+    fenced: int  #: runs whose outcome came too late to count
+    silent_ms: int  #: since it was heard last
+    live: bool
+
+
+class TopicNow(Topic):
+    """
+    A topic, and how long the oldest of its ready jobs has waited.
+    """
+
+    overdue_ms: int | None
+
+
+class Totals(Strict):
+    """
+    Jobs of all topics.
+    """
+
+    scheduled: int
+    ready: int
+    running: int
+    succeeded: int
+    dead: int
+    cancelled: int
+
+
+class Workers(Strict):
+    """
+    How many work.
+    """
+
+    live: int
+    silent: int
+    running: int  #: jobs
+    slots: int
+
+
+class Events(Strict):
+    """
+    The event stream.
+    """
+
+    fill: float  #: of its bound, 0 to 1
+    consumers: dict[str, int]  #: how many script calls each is behind
+
+
+class Server(Strict):
+    """
+    The server.
+    """
+
+    name: Literal["Redis", "Valkey"]
+    version: str
+    uptime_s: int
+    memory_bytes: int
+    max_memory_bytes: int | None
+    clients: int
+    warnings: list[str]
+
+
+class Stats(Strict):
+    """
+    The queue at a glance.
+    """
+
+    namespace: str
+    topics: list[TopicNow]
+    totals: Totals
+    next_due_at: str | None
+    unpromoted_ms: int  #: how long a due job has waited for a timer; more than a second means no worker runs
+    workers: Workers
+    events: Events
+    server: Server
+
+
+class Completion(Strict):
+    """
+    A script for a shell.
+    """
+
+    shell: Literal["bash", "zsh", "fish"]
+    script: str
+
+
+#: What each command prints: one document, or (lines) one on each line.
+SHAPES: dict[str, tuple[type[Strict], Literal["document", "lines"]]] = {
+    "completion": (Completion, "document"),
+    "dead ls": (Death, "lines"),
+    "dead requeue": (SteeredMany, "document"),
+    "enqueue": (Enqueued, "document"),
+    "jobs cancel": (Steered, "lines"),
+    "jobs ls": (ListedJob, "lines"),
+    "jobs requeue": (Steered, "lines"),
+    "jobs reschedule": (Steered, "lines"),
+    "jobs show": (Job, "document"),
+    "stats": (Stats, "document"),
+    "submit": (Submitted, "document"),
+    "topics ls": (Topic, "lines"),
+    "topics pause": (Paused, "document"),
+    "topics purge": (Purged, "document"),
+    "topics resume": (Paused, "document"),
+    "topics set": (Limited, "document"),
+    "workers ls": (Worker, "lines"),
+}
+
+#: What the same commands print where jobs are chosen instead of named.
+CHOSEN = dict.fromkeys(("jobs cancel", "jobs requeue", "jobs reschedule"), SteeredMany)
+
+
+def read(command: str, out: str, *, chosen: bool = False) -> Any:
+    """
+    What a command printed, if it has the shape that was promised.
+    """
+    kind, form = (CHOSEN[command], "document") if chosen else SHAPES[command]
+    if form == "document":
+        return msgspec.json.decode(out, type=kind)
+    return [msgspec.json.decode(line, type=kind) for line in out.splitlines()]
