@@ -7,15 +7,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-import click
 import msgspec
 import pytest
 
-from duly.cli.main import cli
 from duly.codec import reason_document
 from duly.job import JobState
 from duly.store import Want
 from tests.cli.schemas import CHOSEN, SHAPES, read
+from tests.docs.commands import commands
 from tests.eventually import eventually
 
 GROUPS = ("dead", "jobs", "topics", "workers")
@@ -58,19 +57,6 @@ async def one_of_each(app):
 @pytest.fixture
 def queue(arrange):
     arrange(one_of_each)
-
-
-def commands(group=cli, *names):
-    """
-    Every command by its words.
-    """
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        if isinstance(command, click.Group):
-            yield from commands(command, *names, name)
-        else:
-            yield " ".join((*names, name)), command
 
 
 def test_every_command_of_these_groups_says_its_shape():

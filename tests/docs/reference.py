@@ -19,11 +19,14 @@ from typing import TYPE_CHECKING, Any
 import duly
 from duly import errors, events, keys, records, scripts, settings
 from duly.job import JobState, Lane
+from tests.docs import commands
 from tests.docs.pages import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
+
+    Table = Callable[[Iterable[str], Iterable[Iterable[str]]], str]
 
 REFERENCE = ROOT / "docs" / "reference"
 _PART = re.compile(r"(<!-- generated: ([a-z-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -222,6 +225,10 @@ def mark_table() -> str:
 _HEAD = records.Head._fields
 
 PARTS = {
+    "commands": lambda: commands.commands_text(table),
+    "shapes": lambda: commands.shapes_text(table, said),
+    "where-fields": lambda: commands.where_table(table),
+    "lines": lambda: commands.lines_table(table, said),
     "settings": settings_table,
     "errors": errors_table,
     "other-errors": other_errors_table,

@@ -95,7 +95,9 @@ def pairs(option: str, words: tuple[str, ...]) -> dict[str, Any] | None:
     help="If there is a job with this id.",
 )
 @click.option("--ttr", type=DURATION, help="How long one run may take; default: the handler's.")
-@click.option("--max-attempts", type=click.IntRange(min=1), help="How many runs; default: the handler's.")
+@click.option(
+    "--max-attempts", type=click.IntRange(min=1), metavar="N", help="How many runs; default: the handler's."
+)
 @click.option("--retain", type=DURATION, help="How long to keep it once it has ended.")
 @click.option("--context", multiple=True, metavar="NAME=VALUE", help="What travels with the job; repeatable.")
 @click.option(

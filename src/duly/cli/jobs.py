@@ -53,7 +53,12 @@ jobs.add_command(requeue)
 @state
 @where
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=LIMIT, show_default=True, help="At most this many."
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=LIMIT,
+    show_default=True,
+    help="At most this many.",
 )
 @click.option("--all", "everything", is_flag=True, help="Without a limit.")
 @click.option("--after", metavar="CURSOR", help="Go on behind a job of an earlier list.")

@@ -60,7 +60,7 @@ class Tally:
 )
 @click.argument("topic", type=TOPIC, required=False)
 @click.option("--from", "file", type=click.File("rb"), metavar="FILE", help="JSON lines to read; - is stdin.")
-@click.option("--count", type=click.IntRange(min=1), help="Make up this many jobs of TOPIC.")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Make up this many jobs of TOPIC.")
 @click.option("--within", type=DURATION, help="With --count: spread their due times evenly over this.")
 @click.option("--payload", metavar="JSON", help="With --count: what each is given.")
 @click.option("--id", "prefix", metavar="PREFIX", help="With --count: ids PREFIX-1, PREFIX-2, …")
