@@ -27,7 +27,9 @@ _STEERING = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 @pytest.fixture
 def environ(here) -> dict[str, str]:
-    return dict(os.environ) | {"PYTHONPATH": str(ROOT / "src"), "TERM": "xterm-256color"}
+    # Buffered as in a shell: what is still in the buffer when a pipe closes is part of what is tested.
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return kept | {"PYTHONPATH": str(ROOT / "src"), "TERM": "xterm-256color"}
 
 
 @pytest.mark.parametrize("words", [("--version",), ("--help",), ("jbos",)])
@@ -84,6 +86,19 @@ def test_a_reader_that_has_seen_enough_is_no_mistake(environ, form):
     said = listing.stderr.read()
     listing.stderr.close()
     assert (0, b"") == (listing.wait(60), said)
+
+
+def test_a_reader_that_left_before_the_first_word_is_no_mistake(environ):
+    subprocess.run([*COMMAND, "enqueue", "mail"], env=environ, check=True, capture_output=True, timeout=60)
+    ours, theirs = os.pipe()
+    os.close(ours)
+    try:
+        done = subprocess.run(
+            [*COMMAND, "topics", "ls"], env=environ, stdout=theirs, stderr=subprocess.PIPE, timeout=60
+        )
+    finally:
+        os.close(theirs)
+    assert (0, b"") == (done.returncode, done.stderr)
 
 
 def on_terminal(words, environ, typed=b"", columns=80):

@@ -225,3 +225,19 @@ def test_states_are_the_words_of_the_store():
     from duly.cli.options import STATES
 
     assert list(STATES) == [state.name for state in JobState]
+
+
+def test_a_namespace_of_several_shards_is_walked_through(duly, monkeypatch):
+    monkeypatch.setenv("DULY_SHARDS", "4")
+    assert 0 == duly("submit", "mail", "--count", "40", "--within", "1h", "--id", "n").code
+    ids, cursor = [], []
+    while True:
+        page = read("jobs ls", duly("jobs", "ls", "--json", "--limit", "7", *cursor).out)
+        if not page:
+            break
+        ids += [job.id for job in page]
+        cursor = ["--after", page[-1].cursor]
+    assert sorted(f"n-{at}" for at in range(1, 41)) == sorted(ids)
+    assert "40 jobs rescheduled\n" == duly("jobs", "reschedule", "--topic", "mail", "--delay", "2h", "-y").out
+    assert 40 == duly("stats", "--json").json["totals"]["scheduled"]
+    assert "40 jobs cancelled\n" == duly("jobs", "cancel", "--topic", "mail", "--yes").out
