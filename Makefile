@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup venv check test test-long bench format lock clean
+.PHONY: help setup venv check test test-long demo bench format lock clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z][a-z -]*:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ test: setup ## Run the tests, without the long ones (ARGS='-k claim' for some of
 
 test-long: setup ## Run all tests, the long ones too
 	$(BIN)/pytest -q --long -m "long or not long" $(ARGS)
+
+demo: setup ## See it work: jobs run on time although a worker is killed (ARGS='--count 200')
+	$(BIN)/duly demo $(ARGS)
 
 bench: setup ## Measure throughput, lateness and memory (ARGS='--help' for a choice)
 	$(BIN)/duly bench $(ARGS)

@@ -34,6 +34,7 @@ COMMANDS = {
     "submit": ("submit", "send many jobs: from JSON lines, or as a load"),
     "topics": ("topics", "list topics; pause, resume, limit and purge them"),
     "workers": ("workers", "who works, on what"),
+    "demo": ("demo", "see it work: jobs run on time although a worker is killed"),
     "work": ("work", "run the jobs of an app's handlers until SIGTERM or Ctrl-C"),
 }
 

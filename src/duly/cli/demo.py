@@ -1,0 +1,112 @@
+"""
+``duly demo``: see it work in half a minute.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import click
+
+from duly.cli.loop import run
+from duly.cli.main import COMMANDS, NO, OK
+from duly.cli.options import as_json
+from duly.cli.output import console, print_json
+from duly.cli.signals import until_signal
+from duly.demo.report import document, render
+from duly.demo.scene import Plan, Scene
+
+if TYPE_CHECKING:
+    from duly.demo.frame import Frame
+    from duly.demo.scene import Played
+
+
+@click.command(
+    epilog="Example: duly demo --count 200 --within 30 --workers 4", short_help=COMMANDS["demo"][1]
+)
+@click.option(
+    "--count",
+    type=click.IntRange(min=4, max=10_000),
+    default=50,
+    show_default=True,
+    metavar="N",
+    help="How many jobs to submit.",
+)
+@click.option(
+    "--within",
+    type=click.FloatRange(min=1, max=3600),
+    default=20.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="They are due within so many seconds.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=2, max=32),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="How many worker processes to start; one of them is killed.",
+)
+@click.option(
+    "--lease",
+    type=click.FloatRange(min=0.5, max=60),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the job of the killed worker waits until it is taken back.",
+)
+@as_json
+def demo(count: int, within: float, workers: int, lease: float, as_json: bool) -> int:
+    """
+    Watch jobs run on time although a worker is killed.
+
+    Starts a server in a temporary directory and some workers, submits jobs, kills a worker with SIGKILL while
+    it runs one, and compares what ran with what was submitted.  Takes about half a minute, needs nothing, and
+    leaves nothing behind.  Exits with 1 if a job was lost, early, or completed twice.
+    """
+    # What services say while they start and stop is not news here.
+    logging.getLogger("duly").setLevel(logging.ERROR)
+    plan = Plan(count=count, within_s=within, workers=workers, lease_s=lease)
+    out = console(stderr=as_json)
+    played = run(
+        until_signal(_live(plan) if out.is_terminal and not as_json else _plain(plan, quiet=as_json))
+    )
+    if isinstance(played, int):
+        return played
+    if as_json:
+        print_json(document(played))
+    else:
+        out.print()
+        out.print(render(played), soft_wrap=not out.is_terminal)
+    return OK if played.shown else NO
+
+
+async def _live(plan: Plan) -> Played:
+    from rich.live import Live
+
+    from duly.demo.frame import Frame
+    from duly.demo.view import render as picture
+
+    with Live(picture(Frame(0.0, plan.count)), console=console(), refresh_per_second=10) as live:
+        scene = Scene(plan, show=lambda frame: live.update(picture(frame)), say=lambda _at, _text: None)
+        return await scene.play()
+
+
+async def _plain(plan: Plan, *, quiet: bool) -> Played:
+    told = 0
+
+    def show(frame: Frame) -> None:
+        # A line for each tenth that is done.
+        nonlocal told
+        tenth = frame.ended * 10 // frame.total
+        if tenth > told:
+            told = tenth
+            say(frame.elapsed_s, f"{frame.ended} of {frame.total} jobs have ended")
+
+    def say(at_s: float, text: str) -> None:
+        if not quiet:
+            click.echo(f"{at_s:5.1f} s  {text}")
+
+    return await Scene(plan, show=show, say=say).play()

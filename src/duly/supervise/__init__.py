@@ -1,0 +1,3 @@
+"""
+Processes that are started here and do not outlive the one that started them.
+"""

@@ -1,0 +1,74 @@
+"""
+Fixtures of tests of commands: a folder, a server, terminals, and the processes that a test started.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.live.terminal import Terminal, duly, environment
+from tests.servers import Server, binary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "cli" in item.path.parts and sys.platform == "win32":
+            item.add_marker(pytest.mark.skip(reason="needs POSIX signals"))
+
+
+@pytest.fixture
+def here() -> Iterator[Path]:
+    """
+    An empty folder with a short path: the embedded server's socket may be below it.
+    """
+    with tempfile.TemporaryDirectory(prefix="duly-cli-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield Path(folder).resolve()
+
+
+@pytest.fixture
+def own_server() -> Iterator[Server]:
+    """
+    A server for this test alone, which may be killed.
+    """
+    server = Server(binary("valkey")).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def run(here: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """
+    Run a command to its end, in the folder.
+    """
+
+    def run(*words: str, within_s: float = 90, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            duly(*words), cwd=here, env=environment(**env), capture_output=True, text=True, timeout=within_s
+        )
+
+    return run
+
+
+@pytest.fixture
+def terminal(here: Path) -> Iterator[Callable[..., Terminal]]:
+    """
+    Run a command on a terminal, in the folder.
+    """
+    opened: list[Terminal] = []
+
+    def open_(*words: str, **options: object) -> Terminal:
+        opened.append(Terminal(duly(*words), cwd=here, **options))
+        return opened[-1]
+
+    yield open_
+    for each in opened:
+        each.close()
