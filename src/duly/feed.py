@@ -73,6 +73,16 @@ class Feed:
         entries = await self._store.link.call("XREVRANGE", self._key(shard, "events"), "+", "-", "COUNT", 1)
         return unpack(shard, *entries[0])[0] if entries else None
 
+    async def latest(self, shard: int, limit: int = 100) -> tuple[Offset | None, list[Event]]:
+        """
+        Return the events of the newest *limit* script calls, oldest first, and the offset behind them.
+        """
+        entries = await self._store.link.call(
+            "XREVRANGE", self._key(shard, "events"), "+", "-", "COUNT", limit
+        )
+        read = [unpack(shard, entry, fields) for entry, fields in reversed(entries)]
+        return (read[-1][0] if read else None), [event for _, rows in read for event in rows]
+
     async def first(self, shard: int) -> Offset | None:
         """
         The offset of the oldest event that is still there.

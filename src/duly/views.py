@@ -5,6 +5,7 @@ Looking at jobs without moving them: get, list, peek, stats.  Every read is boun
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -338,6 +339,18 @@ class Views:
             if len(members) >= limit:
                 return members, members[-1][1]
         return members, None
+
+    async def due_counts(self, bounds: Sequence[int]) -> list[int]:
+        """
+        How many scheduled jobs are due from each of *bounds* on and before the next, in milliseconds.
+        """
+        counts = [0] * (len(bounds) - 1)
+        for shard in range(self._store.shards):
+            for at, (start, end) in enumerate(pairwise(bounds)):
+                counts[at] += int(
+                    await self._store.link.call("ZCOUNT", self._key(shard, "due"), start, f"({end}")
+                )
+        return counts
 
     async def _topics_of(self, shard: int) -> list[str]:
         fields = await self._store.link.call("HKEYS", self._key(shard, "topics"))
