@@ -4,6 +4,7 @@ Fixtures of tests of commands: a folder, a server, terminals, and the processes 
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.live.running import Running
 from tests.live.terminal import Terminal, duly, environment
 from tests.servers import Server, binary
 
@@ -71,4 +73,29 @@ def terminal(here: Path) -> Iterator[Callable[..., Terminal]]:
 
     yield open_
     for each in opened:
+        each.close()
+
+
+@pytest.fixture
+def shop(here: Path) -> Path:
+    """
+    The folder with an app in it, `shop:app`.
+    """
+    shutil.copy(Path(__file__).with_name("shop.py"), here)
+    return here
+
+
+@pytest.fixture
+def start(here: Path) -> Iterator[Callable[..., Running]]:
+    """
+    Start a command in the folder; it is ended with the test.
+    """
+    started: list[Running] = []
+
+    def start(*words: str, **env: str) -> Running:
+        started.append(Running(here, words, env))
+        return started[-1]
+
+    yield start
+    for each in started:
         each.close()

@@ -17,6 +17,7 @@ import click
 from duly.cli.loading import load_app
 from duly.cli.loop import run
 from duly.cli.main import COMMANDS, OK
+from duly.errors import UsageError
 from duly.services.worker import WornOut
 
 if TYPE_CHECKING:
@@ -28,30 +29,47 @@ log = logging.getLogger("duly.work")
 STALLED = 70  #: exit code of a worker that made no progress: a supervisor should start it again
 
 
-@click.command(epilog="Example: duly work shop.jobs:app --concurrency 100", short_help=COMMANDS["work"][1])
+@click.command(
+    epilog="Examples: duly work shop.jobs:app --concurrency 100 | duly work shop.jobs:app --burst",
+    short_help=COMMANDS["work"][1],
+)
 @click.argument("app", metavar="MODULE:APP")
 @click.option("--concurrency", type=click.IntRange(min=1), metavar="N", help="How many jobs to run at once.")
 @click.option("--topic", "topics", multiple=True, metavar="NAME", help="Take only this topic; repeatable.")
 @click.option(
     "--role", type=click.Choice(["auto", "leader", "follower"]), help="The timer's duty; default auto."
 )
+@click.option("--burst", is_flag=True, help="End once nothing is due now, ready or running.")
+@click.option("--reload", is_flag=True, help="Start anew when a Python file below this directory changes.")
 @click.option(
     "--log-level", default="INFO", show_default=True, type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"])
 )
 def work(
-    app: str, concurrency: int | None, topics: tuple[str, ...], role: Role | None, log_level: str
+    app: str,
+    concurrency: int | None,
+    topics: tuple[str, ...],
+    role: Role | None,
+    burst: bool,
+    reload: bool,
+    log_level: str,
 ) -> int:
     """
     Run the jobs of the handlers of MODULE:APP, e.g. shop.jobs:app, until SIGTERM or Ctrl-C, then drain.
 
     A second signal ends at once and gives running jobs back.
     """
+    if reload:
+        from duly.cli.reload import reload as run_again
+
+        if burst:
+            raise UsageError("--burst ends when the work is done, --reload goes on: choose one")
+        return run_again([word for word in sys.argv[1:] if word != "--reload"])
     logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     found = load_app(app)
     if role is not None:
         found.settings = replace(found.settings, role=role)
     try:
-        run(_work(found, concurrency, list(topics) or None))
+        run(_work(found, concurrency, list(topics) or None, burst=burst))
     except WornOut as error:
         log.warning("%s; starting anew", error)
         sys.stdout.flush()
@@ -59,10 +77,10 @@ def work(
     return OK
 
 
-async def _work(app: Duly, concurrency: int | None, topics: list[str] | None) -> None:
+async def _work(app: Duly, concurrency: int | None, topics: list[str] | None, *, burst: bool) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    work = loop.create_task(_work_until(stop, app, concurrency, topics))
+    work = loop.create_task(_work_until(stop, app, concurrency, topics, burst=burst))
 
     def on_signal() -> None:
         if stop.is_set():
@@ -83,12 +101,26 @@ async def _work(app: Duly, concurrency: int | None, topics: list[str] | None) ->
 
 
 async def _work_until(
-    stop: asyncio.Event, app: Duly, concurrency: int | None, topics: list[str] | None
+    stop: asyncio.Event, app: Duly, concurrency: int | None, topics: list[str] | None, *, burst: bool
 ) -> None:
     async with app:
         place = (await app.store()).link.place  # the URL may hold a password
         log.info("working on %s at %s", ", ".join(topics or app.handlers.topics()) or "nothing", place)
-        await app.work(concurrency=concurrency, topics=topics, stop=stop, stalled=_exit)
+        idle = asyncio.create_task(_stop_when_idle(stop, app, topics)) if burst else None
+        try:
+            await app.work(concurrency=concurrency, topics=topics, stop=stop, stalled=_exit)
+        finally:
+            if idle is not None:
+                idle.cancel()
+                await asyncio.gather(idle, return_exceptions=True)
+
+
+async def _stop_when_idle(stop: asyncio.Event, app: Duly, topics: list[str] | None) -> None:
+    from duly.cli.burst import until_idle
+
+    await until_idle(app, topics or app.handlers.topics())
+    log.info("nothing is due, ready or running")
+    stop.set()
 
 
 def _exit(_names: list[str]) -> None:

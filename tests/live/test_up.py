@@ -1,0 +1,173 @@
+"""
+``duly up``: server and workers in one terminal, supervised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+import time
+
+import pytest
+
+from duly import Duly
+from duly.supervise.child import Child, Program
+from duly.supervise.supervisor import Supervisor, said
+from tests.acceptance.harness import gone
+from tests.eventually import eventually
+
+
+async def worker_pids(app: Duly) -> set[int]:
+    stats = await (await app.views()).stats()
+    return {worker["pid"] for worker in stats.workers if worker["live"]}
+
+
+@pytest.fixture
+async def sender(shop):
+    async with Duly(data=shop / ".duly", lease="2s") as app:
+        yield app
+
+
+@pytest.fixture
+def up(start, shop):
+    def up(*words: str, workers: int = 2):
+        return start("up", "shop:app", "--workers", str(workers), *words, DULY_LEASE="2s")
+
+    return up
+
+
+async def test_it_brings_up_a_server_and_workers_and_takes_them_down(up, shop):
+    running = up(workers=3)
+    await asyncio.to_thread(running.until_said, "working on", 3)
+    text = running.said()
+    assert re.search(r"^up +\| server at .*valkey.sock; starting 3 workers", text, re.MULTILINE)
+    for number in (1, 2, 3):
+        assert re.search(rf"^worker-{number} \| .*working on quick, slow, again, exit at", text, re.MULTILINE)
+    async with Duly(data=shop / ".duly") as app:
+        await eventually(lambda: _have(app, 3))
+        pids = await worker_pids(app)
+        await app.enqueue("quick", None, id="a")
+        await asyncio.to_thread(running.until_noted, "ran")
+    running.send(signal.SIGTERM)
+    assert 0 == await asyncio.to_thread(running.wait)
+    assert 3 == running.said().count("duly.work: drained")
+    assert "up       | all workers have ended" in running.said()
+    assert all(gone(pid) for pid in pids)
+    await eventually(lambda: not (shop / ".duly" / "valkey.sock").exists())
+
+
+async def _have(app: Duly, count: int) -> bool:
+    return len(await worker_pids(app)) == count
+
+
+async def test_a_worker_that_dies_is_started_again_and_the_others_go_on(up, sender):
+    running = up()
+    await eventually(lambda: _have(sender, 2), within_s=60)
+    before = await worker_pids(sender)
+    victim = min(before)
+    os.kill(victim, signal.SIGKILL)
+    await asyncio.to_thread(
+        running.until_said, f"(pid {victim}) was ended by SIGKILL; starting it again in 0.5 s"
+    )
+    await asyncio.to_thread(running.until_said, "working on", 3)
+
+    async def replaced() -> bool:
+        now = await worker_pids(sender)
+        return len(now) == 2 and victim not in now
+
+    await eventually(replaced, within_s=60)
+    assert before - {victim} < await worker_pids(sender)
+    running.send(signal.SIGINT)
+    assert 0 == await asyncio.to_thread(running.wait)
+
+
+async def test_ctrl_c_lets_running_jobs_finish(terminal, shop, sender):
+    screen = terminal("up", "shop:app", "--workers", "2", columns=160, DULY_LEASE="2s")
+    await asyncio.to_thread(screen.until, lambda text: text.count("working on") >= 2)
+    await sender.enqueue("slow", {"seconds": 1.0}, id="a")
+    ledger = shop / "ledger"
+    await eventually(lambda: ledger.exists() and "started a" in ledger.read_text())
+    # Typed once: the terminal sends it to all in the foreground, and for workers it must not be the second.
+    screen.type("\x03")
+    assert 0 == await asyncio.to_thread(screen.wait)
+    assert ["started", "finished"] == [line.split()[0] for line in ledger.read_text().splitlines()]
+    assert "giving running jobs back" not in screen.text()
+
+
+async def test_a_second_signal_gives_running_jobs_back_at_once(up, shop, sender):
+    running = up()
+    await asyncio.to_thread(running.until_said, "working on", 2)
+    job = await sender.enqueue("slow", {"seconds": 600}, id="a")
+    await asyncio.to_thread(running.until_noted, "started")
+    running.send(signal.SIGINT)
+    await asyncio.to_thread(running.until_said, "draining: no more jobs are claimed", 3)
+    running.send(signal.SIGINT)
+    assert 0 == await asyncio.to_thread(running.wait)
+    assert "ending at once" in running.said()
+    assert ("ready", 0, 0) == ((now := await job.get()).state.name, now.attempts, now.crashes)
+
+
+async def test_workers_end_with_a_supervisor_that_was_killed(up, sender):
+    running = up()
+    await eventually(lambda: _have(sender, 2), within_s=60)
+    pids = await worker_pids(sender)
+    running.process.kill()
+    await eventually(lambda: all(gone(pid) for pid in pids), within_s=60)
+
+
+def test_an_app_that_is_not_there_is_a_sentence(run):
+    done = run("up", "nowhere:app")
+    assert 2 == done.returncode
+    assert "no module nowhere" in done.stderr
+
+
+def test_a_server_that_is_not_there_is_a_sentence(run, shop):
+    done = run("up", "shop:app", DULY_URL=f"unix://{shop}/nobody.sock")
+    assert 3 == done.returncode
+    assert "cannot use" in done.stderr
+
+
+async def test_what_ends_again_and_again_is_started_at_growing_distances():
+    told: list[tuple[float, str]] = []
+    program = Program("ends", (sys.executable, "-c", "print('here')"))
+    supervisor = Supervisor(
+        [program], tell=lambda name, line: told.append((time.monotonic(), f"{name}:{line}")), grace_s=5
+    )
+    running = asyncio.create_task(supervisor.run())
+    await eventually(lambda: sum("starting it again" in line for _, line in told) >= 3, within_s=60)
+    supervisor.stop()
+    await running
+    pauses = [re.search(r"ended with 0; starting it again in ([\d.]+) s", line) for _, line in told]
+    assert ["0.5", "1", "2"] == [each[1] for each in pauses if each][:3]
+    assert sum(line == "ends:here" for _, line in told) >= 3
+
+
+async def test_what_does_not_end_is_killed_after_the_grace():
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    told: list[str] = []
+    program = Program("deaf", (sys.executable, "-c", deaf))
+    supervisor = Supervisor([program], tell=lambda name, line: told.append(f"{name}:{line}"), grace_s=0.3)
+    running = asyncio.create_task(supervisor.run())
+    await eventually(lambda: "deaf:up" in told, within_s=60)
+    supervisor.stop()
+    await asyncio.wait_for(running, 60)
+    assert any("does not end: killing it" in line for line in told)
+
+
+async def test_a_line_without_end_is_passed_on_in_parts():
+    lines: list[str] = []
+    program = Program("long", (sys.executable, "-c", "print('x' * 3_000_000); print('end', end='')"))
+    child = await Child.start(program, lines.append)
+    await child.wait(60)
+    await child.close()
+    assert 3_000_000 == sum(len(line) for line in lines if line != "end")
+    assert "end" == lines[-1]
+
+
+def test_how_a_process_ended_is_said_in_words():
+    assert ["ended with 3", "was ended by SIGKILL", "was ended by signal 99"] == [
+        said(code) for code in (3, -9, -99)
+    ]
