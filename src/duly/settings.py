@@ -114,11 +114,7 @@ class Settings:
             UsageError: A key is unknown, or a value is wrong; the message says which and where.
         """
         merged: dict[str, Any] = {}
-        for layer, values in (
-            *_from_toml(toml_path),
-            ("the environment", _from_environ(environ)),
-            ("flags", {name: value for name, value in flags.items() if value is not None}),
-        ):
+        for layer, values in layers(toml_path, environ, **flags):
             for key, value in values.items():
                 if key not in KEYS:
                     raise UsageError(f"{layer}: unknown setting {key}; {_nearest(key, KEYS)}")
@@ -222,6 +218,24 @@ def _keys() -> dict[str, tuple[str, Callable[[object], Any]]]:
 
 #: What users write for each setting: the field that it fills, and how it is read.
 KEYS = _keys()
+
+
+def layers(
+    toml_path: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+    **flags: Any,
+) -> list[tuple[str, dict[str, Any]]]:
+    """
+    What is set where, from the weakest to the strongest, as it was written.
+
+    Raises:
+        UsageError: The file cannot be read, or a variable is unknown.
+    """
+    return [
+        *_from_toml(toml_path),
+        ("the environment", _from_environ(environ)),
+        ("flags", {name: value for name, value in flags.items() if value is not None}),
+    ]
 
 
 def _from_toml(path: str | os.PathLike[str] | None) -> Iterable[tuple[str, dict[str, Any]]]:

@@ -35,6 +35,7 @@ COMMANDS = {
     "topics": ("topics", "list topics; pause, resume, limit and purge them"),
     "workers": ("workers", "who works, on what"),
     "demo": ("demo", "see it work: jobs run on time although a worker is killed"),
+    "doctor": ("doctor", "check machine, settings, server and queue, with a remedy for each finding"),
     "top": ("top", "watch the queue: lateness, rates, backlog, workers, failures"),
     "up": ("up", "run server and workers in one terminal until Ctrl-C"),
     "work": ("work", "run the jobs of an app's handlers until SIGTERM or Ctrl-C"),

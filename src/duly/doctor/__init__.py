@@ -1,0 +1,3 @@
+"""
+What `duly doctor` looks at: one small check for each thing that can be wrong, with its remedy.
+"""

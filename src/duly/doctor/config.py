@@ -1,0 +1,45 @@
+"""
+Checks of settings: where each value comes from.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from duly.doctor.finding import Finding
+from duly.errors import UsageError
+from duly.settings import Settings, layers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def settings(environ: Mapping[str, str], flags: Mapping[str, Any]) -> tuple[Settings | None, Finding]:
+    """
+    The settings, None if they are wrong, and from where those come that are no defaults.
+    """
+    try:
+        loaded = Settings.load(None, environ, **flags)
+    except UsageError as error:
+        return None, Finding(
+            "settings", "problem", str(error), "mend it where it stands; nothing works before"
+        )
+    told: dict[str, str] = {}
+    for layer, values in layers(None, environ, **flags):
+        for key, value in values.items():
+            told[key] = f"{key} = {_safe(value) if key == 'url' else value} ({layer})"
+    text = ", ".join(told.values()) or "all defaults: no duly.toml here, no DULY_* variables"
+    return loaded, Finding("settings", "ok", text)
+
+
+def _safe(url: object) -> str:
+    """
+    An address without what is secret in it.
+    """
+    parts = urlsplit(str(url))
+    place = parts.hostname or ""
+    if parts.port is not None:
+        place = f"{place}:{parts.port}"
+    hidden = "***@" if "@" in parts.netloc else ""
+    return f"{parts.scheme}://{hidden}{place}{parts.path}"
