@@ -169,15 +169,17 @@ async def test_a_server_that_was_emptied_is_seen_as_it_is(store, link, clock):
     assert ((), (0,) * 10) == (snapshot.topics, snapshot.due)
 
 
-@pytest.mark.parametrize("topics", [1, 200])
-async def test_a_look_costs_a_bounded_number_of_commands(own_server, topics):
+# docs/how-to/watching.md says so.
+@pytest.mark.parametrize(
+    ("topics", "ready", "most"), [(1, False, 17), (200, False, 17), (1, True, 35), (200, True, 60)]
+)
+async def test_a_look_costs_a_bounded_number_of_commands(own_server, topics, ready, most):
     link = Link(own_server.url)
     store = Store(link, namespace="cost")
     try:
         await store.create()
         for topic in range(topics):
-            await enqueue(store, "a", topic=f"topic-{topic}", due_ms=0)
-            await enqueue(store, "b", topic=f"topic-{topic}", due_ms=2**41)
+            await enqueue(store, "a", topic=f"topic-{topic}", due_ms=0 if ready else 2**41)
         watcher = Watcher(store)
         await watcher.look()
         with redis.Redis.from_url(own_server.url) as raw:
@@ -187,8 +189,7 @@ async def test_a_look_costs_a_bounded_number_of_commands(own_server, topics):
         # Those inside scripts count too; the last questions are the test's own.
         for own in ("cmdstat_info", "cmdstat_config|resetstat", "cmdstat_hello", "cmdstat_client|setinfo"):
             calls.pop(own, None)
-        # docs/how-to/watching.md says so.
-        assert sum(calls.values()) <= 80, calls
+        assert 10 < sum(calls.values()) <= most, calls
     finally:
         await link.aclose()
 

@@ -36,6 +36,7 @@ COMMANDS = {
     "workers": ("workers", "who works, on what"),
     "demo": ("demo", "see it work: jobs run on time although a worker is killed"),
     "doctor": ("doctor", "check machine, settings, server and queue, with a remedy for each finding"),
+    "init": ("init", "write a starter app: handlers, settings, a test"),
     "top": ("top", "watch the queue: lateness, rates, backlog, workers, failures"),
     "up": ("up", "run server and workers in one terminal until Ctrl-C"),
     "work": ("work", "run the jobs of an app's handlers until SIGTERM or Ctrl-C"),

@@ -1,0 +1,3 @@
+"""
+The files that `duly init` writes, as they are written.
+"""
