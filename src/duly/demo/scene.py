@@ -42,12 +42,6 @@ START_S = 60.0  #: how long the workers may take to appear
 SLACK_S = 30.0  #: how long after the last due time and a lease everything must have ended
 
 
-class SceneFailed(DulyError):
-    """
-    The demonstration could not be set up.
-    """
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """
@@ -139,7 +133,7 @@ class Scene:
         Run it from beginning to end.  Nothing is left behind, however it ends.
 
         Raises:
-            SceneFailed: Server or workers did not come up.
+            DulyError: Server or workers did not come up.
         """
         plan = self._plan
         async with AsyncExitStack() as stack:
@@ -183,7 +177,7 @@ class Scene:
             if ended is not None or time.monotonic() > deadline:
                 child = ended or self._children[0]
                 why = " / ".join(self._words[child.program.name]) or "no word why"
-                raise SceneFailed(f"{child.program.name} did not start: {why}")
+                raise DulyError(f"{child.program.name} did not start: {why}")
             self._look(None, Counter())
             await asyncio.sleep(LOOK_S)
         pids = ", ".join(str(child.pid) for child in self._children)
