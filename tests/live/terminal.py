@@ -105,6 +105,13 @@ class Terminal:
         self._thread.join(5)
         return code
 
+    @property
+    def echoes(self) -> bool:
+        """
+        Whether the terminal shows what is typed, as a shell needs it to.
+        """
+        return bool(termios.tcgetattr(self._master)[3] & termios.ECHO)
+
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)

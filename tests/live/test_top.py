@@ -24,6 +24,7 @@ from duly.top.watcher import ENTRIES, Watcher
 from duly.top.window import Window
 from tests.live.pictures import top_lines
 from tests.live.terminal import duly, environment
+from tests.docs.pages import ROOT, blocks
 from tests.store.kit import claim, enqueue
 
 NOW_MS = 1_000_000
@@ -167,6 +168,23 @@ async def test_a_server_that_was_emptied_is_seen_as_it_is(store, link, clock):
     await link.call("FLUSHALL")
     snapshot = await watcher.look()
     assert ((), (0,) * 10) == (snapshot.topics, snapshot.due)
+
+
+async def test_a_user_with_no_more_rights_than_needed_can_watch(own_server):
+    page = ROOT / "docs" / "how-to" / "own-server.md"
+    [*_, rule] = [block.text.split() for block in blocks(page) if block.language == "acl"]
+    with redis.Redis.from_url(own_server.url) as raw:
+        raw.execute_command("ACL", "SETUSER", *rule[1:])
+    link = Link(f"unix://duly:a-long-password@{own_server.socket}")
+    try:
+        store = Store(link)
+        await store.create()
+        await enqueue(store, "a", due_ms=0)
+        watcher = Watcher(store)
+        await watcher.look()
+        assert "mail" == (await watcher.look()).overdue_topic
+    finally:
+        await link.aclose()
 
 
 # docs/how-to/watching.md says so.
@@ -373,9 +391,12 @@ async def test_on_a_terminal_it_shows_the_queue_until_a_key_ends_it(terminal, bu
         screen = terminal("top", "--every", "0.2", "--url", busy.url)
         # The last line of the picture: the rest of it is there as well.
         seen = screen.until(lambda text: "ValueError: no address" in text)
+        assert not screen.echoes
         screen.type("x")
         screen.type(key)
-        return seen, screen.wait()
+        code = screen.wait()
+        assert screen.echoes
+        return seen, code
 
     seen, code = await asyncio.to_thread(watch)
     assert 0 == code
@@ -394,7 +415,9 @@ async def test_it_says_that_the_server_is_away_and_goes_on_when_it_is_back(termi
     screen = terminal("top", "--every", "0.2", "--url", busy.url)
     await asyncio.to_thread(screen.until, lambda text: "orphan" in text)
     busy.kill()
-    seen = await asyncio.to_thread(screen.until, lambda text: "server away for" in text)
+    # First it only does not answer, then the reason is known.
+    reason = re.compile(r"server away for \d+ s: (?!no answer yet)\w+")
+    seen = await asyncio.to_thread(screen.until, reason.search)
     assert "orphan" in seen
     busy.start()
     await asyncio.to_thread(screen.until, lambda text: "server away for" not in text and "orphan" in text)

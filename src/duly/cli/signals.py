@@ -43,3 +43,6 @@ async def until_signal(main: Coroutine[Any, Any, T]) -> T | int:
     finally:
         for number in ENDING:
             loop.remove_signal_handler(number)
+            if heard:
+                # All is said and done: one more while the process ends must not change its exit code.
+                signal.signal(number, signal.SIG_IGN)
