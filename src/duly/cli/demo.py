@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    epilog="Example: duly demo --count 200 --within 30 --workers 4", short_help=COMMANDS["demo"][1]
+    epilog="\b\nExample:\n  duly demo --count 200 --within 30 --workers 4", short_help=COMMANDS["demo"][1]
 )
 @click.option(
     "--count",

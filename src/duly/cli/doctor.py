@@ -24,7 +24,7 @@ STYLES = {"ok": "green", "hint": "yellow", "problem": "bold red"}
 
 
 @click.command(
-    epilog="Examples: duly doctor | duly doctor --url redis://queue.internal:6379 --json",
+    epilog="\b\nExamples:\n  duly doctor\n  duly doctor --url redis://queue.internal:6379 --json",
     short_help=COMMANDS["doctor"][1],
 )
 @server
@@ -34,8 +34,8 @@ def doctor(context: click.Context, as_json: bool) -> int:
     """
     Check machine, settings, data directory, server and queue, and say what to do about what is wrong.
 
-    Changes nothing.  Levels are ok, hint (worth a look) and problem (jobs are lost, late or stuck, or will
-    be).  Exits with 1 if there is a problem.
+    Changes nothing in the queue.  Levels are ok, hint (worth a look) and problem (jobs are lost, late or
+    stuck, or will be).  Exits with 1 if there is a problem.
     """
     logging.getLogger("duly").setLevel(logging.CRITICAL)
     flags: dict[str, Any] = context.meta.get("duly.flags", {})

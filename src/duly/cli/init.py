@@ -22,7 +22,7 @@ FILES = {
 }
 
 
-@click.command(epilog="Example: duly init shop", short_help=COMMANDS["init"][1])
+@click.command(epilog="\b\nExample:\n  duly init shop", short_help=COMMANDS["init"][1])
 @click.argument("folder", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
 def init(folder: Path) -> int:
     """

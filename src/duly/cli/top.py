@@ -46,7 +46,7 @@ class Show(Protocol):
 
 
 @click.command(
-    epilog="Examples: duly top | duly top --once | duly top --json | jq .lateness",
+    epilog="\b\nExamples:\n  duly top\n  duly top --once\n  duly top --once --json | jq .lateness",
     short_help=COMMANDS["top"][1],
 )
 @server

@@ -23,7 +23,7 @@ COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "bright_red")
 SPARE_S = 15.0  #: beyond the drain grace: what a worker needs to give jobs back and to end
 
 
-@click.command(epilog="Example: duly up shop.jobs:app --workers 3", short_help=COMMANDS["up"][1])
+@click.command(epilog="\b\nExample:\n  duly up shop.jobs:app --workers 3", short_help=COMMANDS["up"][1])
 @click.argument("app", metavar="MODULE:APP")
 @click.option(
     "--workers",

@@ -30,7 +30,7 @@ STALLED = 70  #: exit code of a worker that made no progress: a supervisor shoul
 
 
 @click.command(
-    epilog="Examples: duly work shop.jobs:app --concurrency 100 | duly work shop.jobs:app --burst",
+    epilog="\b\nExamples:\n  duly work shop.jobs:app --concurrency 100\n  duly work shop.jobs:app --burst",
     short_help=COMMANDS["work"][1],
 )
 @click.argument("app", metavar="MODULE:APP")

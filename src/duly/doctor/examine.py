@@ -26,7 +26,7 @@ PATIENCE_S = 3.0
 
 async def examine(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> list[Finding]:
     """
-    Look at everything that can be looked at.  Changes nothing, and makes no namespace.
+    Look at everything that can be looked at.  Changes nothing in the queue, and makes none.
     """
     findings = [machine.python(), machine.packages(), machine.open_files()]
     settings, finding = config.settings(environ, flags)
