@@ -6,8 +6,8 @@ The pictures of docs/images, made from fixed moments.
 
 from __future__ import annotations
 
-from tests.live.pictures import pictures
 from tests.docs.pages import ROOT
+from tests.live.pictures import pictures
 
 IMAGES = ROOT / "docs" / "images"
 

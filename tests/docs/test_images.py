@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.live.pictures import pictures
 from tests.docs.images import IMAGES
+from tests.live.pictures import pictures
 
 PICTURES = pictures()
 

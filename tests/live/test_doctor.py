@@ -182,7 +182,7 @@ def test_a_missing_server_binary_is_a_problem(monkeypatch):
 async def test_a_server_as_it_should_be_has_nothing_wrong(patient):
     for check in (
         *(server.version, server.persistence, server.eviction),
-        *(server.round_trip, server.clock, server.scripts, server.functions),
+        *(server.round_trip, server.clock, server.functions),
     ):
         assert fine(await check(patient))
 
@@ -229,20 +229,15 @@ async def test_clocks_that_disagree_are_told(patient):
     assert wrong(await server.clock(patient, lambda: time.time() + 0.5), "hint", "ahead of")
 
 
-async def test_scripts_of_others_are_told(patient, raw):
-    raw.script_load("return 'an older version'")
-    assert wrong(await server.scripts(await again(patient)), "hint", "and 1 of others")
-    raw.script_flush()
-    assert fine(await server.scripts(await again(patient)))
-
-
 async def test_functions_left_behind_are_told(patient, raw):
     raw.function_load("#!lua name=duly_old\nredis.register_function('duly_claim', function() return 1 end)")
     raw.function_load("#!lua name=theirs\nredis.register_function('their_own', function() return 1 end)")
     finding = await server.functions(patient)
     assert wrong(finding, "hint", "duly_old")
     assert "theirs" not in finding.message
-    assert "FUNCTION DELETE duly_old" == finding.remedy
+    assert finding.remedy.endswith(": FUNCTION DELETE duly_old")
+    raw.function_delete("duly_old")
+    assert fine(await server.functions(patient))
 
 
 # -- the queue --------------------------------------------------------------------------------------------

@@ -22,9 +22,9 @@ from duly.store import Store
 from duly.top.snapshot import Failure, Lateness, Rate, Topic
 from duly.top.watcher import ENTRIES, Watcher
 from duly.top.window import Window
+from tests.docs.pages import ROOT, blocks
 from tests.live.pictures import top_lines
 from tests.live.terminal import duly, environment
-from tests.docs.pages import ROOT, blocks
 from tests.store.kit import claim, enqueue
 
 NOW_MS = 1_000_000

@@ -31,19 +31,16 @@ async def until_idle(app: Duly, topics: Collection[str]) -> None:
     while quiet < LOOKS:
         await asyncio.sleep(LOOK_S)
         try:
-            quiet = quiet + 1 if await _idle(app, views, topics) else 0
+            quiet = quiet + 1 if await _idle(views, topics) else 0
         except DulyError as error:
             # The worker itself survives this, and there may be work when the server is back.
             log.warning("cannot see whether there is work left: %s", error)
             quiet = 0
 
 
-async def _idle(app: Duly, views: Views, topics: Collection[str]) -> bool:
-    link = (await app.store()).link
-    seconds, micros = await link.call("TIME")
-    now_ms = int(seconds) * 1000 + int(micros) // 1000
+async def _idle(views: Views, topics: Collection[str]) -> bool:
     # Whatever is due is promoted within milliseconds, so its topic does not matter.
-    [due] = await views.due_counts([0, now_ms + 1])
+    [due] = await views.due_counts([0, await views.now_ms() + 1])
     if due:
         return False
     mine = [each for each in (await views.stats()).topics if each.topic in topics]

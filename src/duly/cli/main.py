@@ -28,18 +28,18 @@ COMMANDS = {
     "bench": ("bench", "measure this machine: rates, lateness, memory, idle cost"),
     "completion": ("completion", "print the script that completes duly's words in your shell"),
     "dead": ("dead", "what dead jobs died of, and run them again"),
+    "demo": ("demo", "see it work: jobs run on time although a worker is killed"),
+    "doctor": ("doctor", "check machine, settings, server and queue, with a remedy for each finding"),
     "enqueue": ("enqueue", "send one job"),
+    "init": ("init", "write a starter app: handlers, settings, a test"),
     "jobs": ("jobs", "list, show, cancel, reschedule and requeue jobs"),
     "stats": ("stats", "the queue at a glance"),
     "submit": ("submit", "send many jobs: from JSON lines, or as a load"),
-    "topics": ("topics", "list topics; pause, resume, limit and purge them"),
-    "workers": ("workers", "who works, on what"),
-    "demo": ("demo", "see it work: jobs run on time although a worker is killed"),
-    "doctor": ("doctor", "check machine, settings, server and queue, with a remedy for each finding"),
-    "init": ("init", "write a starter app: handlers, settings, a test"),
     "top": ("top", "watch the queue: lateness, rates, backlog, workers, failures"),
+    "topics": ("topics", "list topics; pause, resume, limit and purge them"),
     "up": ("up", "run server and workers in one terminal until Ctrl-C"),
     "work": ("work", "run the jobs of an app's handlers until SIGTERM or Ctrl-C"),
+    "workers": ("workers", "who works, on what"),
 }
 
 

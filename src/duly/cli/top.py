@@ -70,7 +70,11 @@ def top(every: float, once: bool, as_json: bool) -> int:
     """
     # What the connection has to say is said in the picture.
     logging.getLogger("duly").setLevel(logging.CRITICAL)
-    return run(_once(app_of(), as_json=as_json) if once else _watch(app_of(), every, as_json=as_json))
+    return run(
+        _once(app_of(existing=True), as_json=as_json)
+        if once
+        else _watch(app_of(existing=True), every, as_json=as_json)
+    )
 
 
 async def _once(app: Duly, *, as_json: bool) -> int:

@@ -89,7 +89,6 @@ async def _look(patient: server.Patient) -> list[Finding]:
         "memory": server.memory,
         "round trip": server.round_trip,
         "clock": server.clock,
-        "scripts": server.scripts,
         "functions": server.functions,
     }
     findings = [await _guard(name, check(patient)) for name, check in checks.items()]

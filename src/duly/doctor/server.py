@@ -14,7 +14,7 @@ from duly.doctor.finding import Finding, listed
 from duly.errors import DulyError
 from duly.figures import amount
 from duly.namespace import OLDEST_REDIS, OLDEST_VALKEY
-from duly.scripts import NAMES, load
+from duly.scripts import library
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -188,36 +188,19 @@ async def clock(patient: Patient, now: Callable[[], float] = time.time) -> Findi
     )
 
 
-async def scripts(patient: Patient) -> Finding:
-    """
-    Whether scripts of other versions are about.
-    """
-    shas = [load(name).sha for name in NAMES]
-    known = await patient.store.link.call("SCRIPT", "EXISTS", *shas)
-    cached = int(patient.info.get("number_of_cached_scripts", "0"))
-    others = max(0, cached - sum(known))
-    text = f"{sum(known)} of this version's {len(shas)} scripts are loaded"
-    if others:
-        return Finding(
-            "scripts",
-            "hint",
-            f"{text}, and {others} of others: another version of duly, or another program",
-            "if all processes run this version: SCRIPT FLUSH; what is needed is loaded again",
-        )
-    return Finding("scripts", "ok", text)
-
-
 async def functions(patient: Patient) -> Finding:
     """
-    Whether there are functions that no version uses.
+    Whether functions of other versions were left behind.
     """
-    found = await patient.store.link.call("FUNCTION", "LIST", "LIBRARYNAME", "duly*")
+    found = await patient.store.link.call("FUNCTION", "LIST", "LIBRARYNAME", "duly_*")
     names = [dict(zip(each[::2], each[1::2], strict=True))[b"library_name"].decode() for each in found]
-    if names:
+    others = [name for name in names if name != library().name]
+    if others:
         return Finding(
             "functions",
             "hint",
-            f"libraries of functions that this version does not use: {listed(names)}",
-            "; ".join(f"FUNCTION DELETE {name}" for name in names[:5]),
+            f"another version of duly works here, or has: {listed(others)}",
+            "once all processes run this version: "
+            + "; ".join(f"FUNCTION DELETE {name}" for name in others[:5]),
         )
-    return Finding("functions", "ok", "none left behind")
+    return Finding("functions", "ok", f"{library().name} is loaded" if names else "none loaded yet")

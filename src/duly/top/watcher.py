@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from duly.feed import EventsLost, Feed
-from duly.job import JobKey, JobState, Lane
 from duly.top.snapshot import Snapshot, Topic, WorkerRow
 from duly.top.window import SPAN_S, Window
 from duly.views import Views
@@ -42,8 +41,7 @@ class Watcher:
             StoreUnavailable: The server does not answer.
         """
         store, views = self._store, self._views
-        seconds, micros = await store.link.call("TIME")
-        now_ms = store.now_ms(int(seconds) * 1000 + int(micros) // 1000)
+        now_ms = await views.now_ms()
         for shard in range(store.shards):
             events, weight = await self._read(shard, now_ms)
             self._window.add(events, weight)
@@ -135,26 +133,7 @@ class Watcher:
         )
         worst = (0, "")
         for topic in waiting[:WAITING_TOPICS]:
-            heads = [
-                head
-                for shard in range(self._store.shards)
-                for lane in Lane
-                if (head := await self._first_unclaimed(self._store.keys[shard].stream(topic.topic, lane)))
-            ]
-            for job in await self._views.get_many(heads):
-                if job is not None and job.state is JobState.ready:
-                    worst = max(worst, (now_ms - job.due_ms, topic.topic))
+            since_ms = await self._views.waiting_since(topic.topic)
+            if since_ms is not None:
+                worst = max(worst, (now_ms - since_ms, topic.topic))
         return worst
-
-    async def _first_unclaimed(self, stream: str) -> JobKey | None:
-        """
-        The job that is claimed next: a claimed entry stays in its stream until the run has ended.
-        """
-        call = self._store.link.call
-        if not await call("EXISTS", stream):
-            return None
-        groups = await call("XINFO", "GROUPS", stream)
-        about = dict(zip(groups[0][::2], groups[0][1::2], strict=True)) if groups else {}
-        last = about.get(b"last-delivered-id", b"0-0").decode()
-        entries = await call("XRANGE", stream, f"({last}", "+", "COUNT", 1)
-        return JobKey.of(entries[0][1][1]) if entries else None
