@@ -5,6 +5,7 @@ The app: handlers, and the way to and from the store.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -23,6 +24,7 @@ from duly.services.crew import Crew
 from duly.services.worker import Worker
 from duly.settings import Settings
 from duly.store import Keeping, Store
+from duly.sync.twin import SyncDuly
 from duly.views import PAGE, Views
 from duly.waiting import Waiters
 
@@ -72,6 +74,7 @@ class Duly:
         self._now: Callable[[], int] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connecting: asyncio.Lock | None = None
+        self.sync = SyncDuly(self._unconnected)  #: the blocking twin, for code without an event loop
 
     # -- handlers -----------------------------------------------------------------------------------------
 
@@ -391,6 +394,15 @@ class Duly:
             await store.link.aclose()
             raise
         return store
+
+    def _unconnected(self) -> Self:
+        """
+        The same app, handlers and settings, with no connections yet.
+        """
+        other = copy.copy(self)
+        vars(other).update(_server=None, _store=None, _waiters=None, _loop=None, _connecting=None)
+        del other.sync  # whose loop holds the copy: it would never be without a user
+        return other
 
     def make_store(self) -> Store:
         """

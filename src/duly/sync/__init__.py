@@ -1,0 +1,3 @@
+"""
+The blocking twin of an app: for Django, Flask and scripts.
+"""

@@ -1,0 +1,341 @@
+"""
+The app, blocking: every method runs its async namesake on a loop of the twin's own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
+
+from duly.handle import JobHandle
+from duly.sync.loopthread import LoopThread, forbid_running_loop
+from duly.views import PAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+    from datetime import datetime
+    from types import TracebackType
+    from typing import Self, Unpack
+
+    from duly.app import Duly
+    from duly.backoff import Seconds
+    from duly.errors import DulyError
+    from duly.job import Job, JobKey, JobState, Placed
+    from duly.newjob import NewJob, Options
+    from duly.views import Page, Stats, Views
+
+T = TypeVar("T")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+_starting = threading.Lock()
+
+
+def _renew_lock() -> None:
+    # Whoever held it when the process was forked does not exist in the child.
+    global _starting  # noqa: PLW0603  # it guards all twins of the process
+    _starting = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+class SyncDuly:
+    """
+    The blocking twin of an app, as ``app.sync``.
+
+    It has connections of its own, so the app may be used on an event loop at the same time.  Any number of
+    threads may call it.  A forked child gets a loop and connections of its own on first use.
+    """
+
+    def __init__(self, fork: Callable[[], Duly]) -> None:
+        """
+        Prepare; *fork* makes a copy of the app that is not connected.
+        """
+        self._fork = fork
+        self._app: Duly | None = None
+        self._thread: LoopThread | None = None
+
+    # -- sending ------------------------------------------------------------------------------------------
+
+    @overload
+    def enqueue(self, job: NewJob[R], **options: Unpack[Options]) -> SyncJobHandle[R]: ...
+
+    @overload
+    def enqueue(self, job: str, payload: object = None, **options: Unpack[Options]) -> SyncJobHandle[Any]: ...
+
+    def enqueue(
+        self, job: NewJob[R] | str, payload: object = None, **options: Unpack[Options]
+    ) -> SyncJobHandle[R] | SyncJobHandle[Any]:
+        """
+        Promise to run a job; see `Duly.enqueue`.
+        """
+        # Which overload it is decides the app: what it takes is what we were given.
+        send = cast("Callable[..., Coroutine[Any, Any, JobHandle[Any]]]", self.here().enqueue)
+        handle = self.run(send(job, payload, **options))
+        return SyncJobHandle(self, handle.key, handle.placed)
+
+    def enqueue_many(self, jobs: Iterable[NewJob[Any]]) -> list[SyncJobHandle[Any] | DulyError]:
+        """
+        Promise any number of jobs; see `Duly.enqueue_many`.
+        """
+        # Listed here: what makes them may block, and may use the twin itself.
+        outcomes = self.run(self.here().enqueue_many(list(jobs)))
+        return [
+            outcome if isinstance(outcome, Exception) else SyncJobHandle(self, outcome.key, outcome.placed)
+            for outcome in outcomes
+        ]
+
+    def job(self, topic: str, id_: str) -> SyncJobHandle[Any]:
+        """
+        A handle on a job that was sent earlier, maybe by somebody else.
+        """
+        return SyncJobHandle(self, self.here().job(topic, id_).key)
+
+    # -- topics -------------------------------------------------------------------------------------------
+
+    def pause(self, topic: str) -> None:
+        """
+        Let no more jobs of *topic* start; see `Duly.pause`.
+        """
+        self.run(self.here().pause(topic))
+
+    def resume(self, topic: str) -> None:
+        """
+        Let jobs of *topic* start again; see `Duly.resume`.
+        """
+        self.run(self.here().resume(topic))
+
+    def limit(self, topic: str, backlog: int | None) -> None:
+        """
+        Refuse jobs of *topic* beyond *backlog* that wait; see `Duly.limit`.
+        """
+        self.run(self.here().limit(topic, backlog))
+
+    def purge(self, topic: str) -> int:
+        """
+        Cancel every job of *topic* that waits; see `Duly.purge`.
+        """
+        return self.run(self.here().purge(topic))
+
+    def views(self) -> SyncViews:
+        """
+        Read-only questions to the store.
+        """
+        return SyncViews(self)
+
+    # -- connecting ---------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        """
+        Connect.
+        """
+        self.run(self.here().store())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def reconnect(self) -> None:
+        """
+        Connect anew and check the server again; see `Duly.reconnect`.
+        """
+        self.run(self.here().reconnect())
+
+    def close(self) -> None:
+        """
+        Close connections and end the loop; what is called next opens them again.
+        """
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            forbid_running_loop()
+            thread.end()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """
+        Run *coroutine* on the twin's loop and wait for it.
+
+        Raises:
+            UsageError: This thread runs an event loop itself.
+        """
+        try:
+            forbid_running_loop()
+            thread = self.thread()
+        except BaseException:
+            coroutine.close()  # nobody will await it
+            raise
+        return thread.call(coroutine)
+
+    def thread(self) -> LoopThread:
+        """
+        The thread with the twin's loop, started if need be.
+        """
+        thread = self._thread
+        if thread is not None and thread.usable:
+            return thread
+        with _starting:
+            thread = self._thread
+            if thread is None or not thread.usable:
+                thread = self._thread = LoopThread(self.here().aclose)
+                # Should nobody close it.
+                weakref.finalize(self, thread.ask_to_end).atexit = False
+        return thread
+
+    def here(self) -> Duly:
+        """
+        The app as it is used by this process.
+        """
+        if self._thread is not None and self._thread.pid != os.getpid():
+            # The connections are the parent's.  Its loop's thread keeps them from being closed here.
+            self._thread, self._app = None, None
+        if self._app is None:
+            self._app = self._fork()
+        return self._app
+
+
+class SyncJobHandle(Generic[R_co]):
+    """
+    The blocking twin of `JobHandle`.
+    """
+
+    def __init__(self, twin: SyncDuly, key: JobKey, placed: Placed | None = None) -> None:
+        self._twin = twin
+        self.key = key
+        self.placed = placed  #: what the store answered when it was sent
+
+    def __repr__(self) -> str:
+        return f"<SyncJobHandle {self.key}>"
+
+    @property
+    def topic(self) -> str:
+        """
+        Its topic.
+        """
+        return self.key.topic
+
+    @property
+    def id(self) -> str:
+        """
+        Its id, unique within the topic.
+        """
+        return self.key.id
+
+    @property
+    def created(self) -> bool:
+        """
+        Whether sending it made a new revision, rather than finding the job there already.
+        """
+        return self._handle().created
+
+    @property
+    def due_at(self) -> datetime | None:
+        """
+        When it was due as of when it was sent.
+        """
+        return self._handle().due_at
+
+    def get(self) -> Job:
+        """
+        The job as it is now; see `JobHandle.get`.
+        """
+        return self._twin.run(self._handle().get())
+
+    def cancel(self) -> JobState:
+        """
+        End it, also while it runs; see `JobHandle.cancel`.
+        """
+        return self._twin.run(self._handle().cancel())
+
+    def reschedule(self, *, delay: Seconds | None = None, due_at: datetime | None = None) -> Placed:
+        """
+        Give it another due time, if it has not started; see `JobHandle.reschedule`.
+        """
+        return self._twin.run(self._handle().reschedule(delay=delay, due_at=due_at))
+
+    def requeue(self) -> Placed:
+        """
+        Run it again now that it has ended; see `JobHandle.requeue`.
+        """
+        return self._twin.run(self._handle().requeue())
+
+    def result(self, timeout: float | None = None) -> R_co:
+        """
+        Wait until it has ended and return what its handler returned; see `JobHandle.result`.
+        """
+        return self._twin.run(self._handle().result(timeout))
+
+    def _handle(self) -> JobHandle[R_co]:
+        # Made anew, because a handle may come through a fork, into a process with connections of its own.
+        return JobHandle(self._twin.here(), self.key, self.placed)
+
+
+class SyncViews:
+    """
+    The blocking twin of `Views`.
+    """
+
+    def __init__(self, twin: SyncDuly) -> None:
+        self._twin = twin
+
+    def get(self, key: JobKey) -> Job | None:
+        """
+        The job as it is now, None if there is none.
+        """
+        return self._twin.run(self._views().get(key))
+
+    def get_many(self, keys: Sequence[JobKey]) -> list[Job | None]:
+        """
+        Jobs as they are now, each at one moment.
+        """
+        return self._twin.run(self._views().get_many(keys))
+
+    def page(
+        self, state: JobState, topic: str | None = None, *, cursor: str | None = None, limit: int = 100
+    ) -> Page:
+        """
+        Jobs in one state, a page at a time; see `Views.page`.
+        """
+        return self._twin.run(self._views().page(state, topic, cursor=cursor, limit=limit))
+
+    def each(self, state: JobState, topic: str | None = None) -> Iterator[Job]:
+        """
+        All jobs in one state, page by page.
+        """
+        cursor: str | None = None
+        while True:
+            page = self.page(state, topic, cursor=cursor, limit=PAGE)
+            yield from page.jobs
+            if page.cursor is None:
+                return
+            cursor = page.cursor
+
+    def peek(self, topic: str, limit: int = 10) -> list[Job]:
+        """
+        The jobs of *topic* that would be claimed next, without claiming them.
+        """
+        return self._twin.run(self._views().peek(topic, limit))
+
+    def topics(self) -> list[str]:
+        """
+        Every topic that has or had jobs.
+        """
+        return self._twin.run(self._views().topics())
+
+    def stats(self) -> Stats:
+        """
+        Counters, workers and what is overdue.
+        """
+        return self._twin.run(self._views().stats())
+
+    def workers(self, now_ms: int) -> list[dict[str, Any]]:
+        """
+        What workers say of themselves, and whether they were heard within a lease.
+        """
+        return self._twin.run(self._views().workers(now_ms))
+
+    def _views(self) -> Views:
+        return self._twin.run(self._twin.here().views())
