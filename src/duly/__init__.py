@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from duly.app import Duly
     from duly.backoff import Exponential, Fixed, Intervals
-    from duly.context import CurrentJob, current_job
+    from duly.context import CurrentJob, current_context, current_job
     from duly.errors import (
         Conflict,
         DulyError,
@@ -63,6 +63,7 @@ _HOMES = {
     "Snooze": "duly.outcome",
     "StoreUnavailable": "duly.errors",
     "UsageError": "duly.errors",
+    "current_context": "duly.context",
     "current_job": "duly.context",
 }
 
@@ -94,6 +95,7 @@ __all__ = [
     "Snooze",
     "StoreUnavailable",
     "UsageError",
+    "current_context",
     "current_job",
 ]
 

@@ -8,16 +8,19 @@ import asyncio
 import copy
 import logging
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
 from duly.connection import Link
+from duly.context import CURRENT
 from duly.errors import DulyError, OutcomeUnknown, StoreUnavailable, UsageError
 from duly.handle import JobHandle
 from duly.handlers import Handlers
 from duly.hooks import Hooks
 from duly.job import JobKey, JobState, check_id, check_topic
+from duly.middleware import Middleware, check_async
 from duly.namespace import inspect, require
 from duly.newjob import NewJob, at_least_one, new_job
 from duly.services.crew import Crew
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from duly.embedded.server import EmbeddedServer
     from duly.handlers import Decorator, RunIn
     from duly.job import Order
+    from duly.middleware import AroundEnqueue, AroundHandler
     from duly.namespace import ServerFacts
     from duly.newjob import Options
 
@@ -44,6 +48,10 @@ log = logging.getLogger("duly")
 
 R = TypeVar("R")
 Hook = TypeVar("Hook", bound="Callable[..., Any]")
+AroundEnqueueT = TypeVar("AroundEnqueueT", bound="AroundEnqueue")
+AroundHandlerT = TypeVar("AroundHandlerT", bound="AroundHandler")
+
+BATCH = 1000  #: jobs of one `enqueue_many` that go through middleware at once
 
 
 class Duly:
@@ -66,6 +74,7 @@ class Duly:
         self.settings = settings or Settings.load(url=url, **flags)
         self.handlers = Handlers(self.settings.limits)
         self.hooks = Hooks()
+        self.middleware = Middleware()
         self.facts: ServerFacts | None = None
         self.must_exist = False  #: refuse a namespace that is not there, instead of making it
         self._server: EmbeddedServer | None = None
@@ -144,6 +153,34 @@ class Duly:
         self.hooks.lease_lost.append(hook)
         return hook
 
+    # -- middleware ---------------------------------------------------------------------------------------
+
+    def around_enqueue(self, fn: AroundEnqueueT) -> AroundEnqueueT:
+        """
+        Send every job through ``async fn(job, call_next)``, which returns ``await call_next(job)`` or raises.
+
+        Raises:
+            UsageError: It is no async function.
+        """
+        self.middleware.enqueue.append(check_async(fn, "around_enqueue"))
+        return fn
+
+    def around_handler(self, fn: AroundHandlerT) -> AroundHandlerT:
+        """
+        Run every handler through ``async fn(job, call_next)``; what it returns or raises is the answer.
+
+        Raises:
+            UsageError: It is no async function.
+        """
+        self.middleware.handler.append(check_async(fn, "around_handler"))
+        return fn
+
+    def inherit(self, *names: str) -> None:
+        """
+        Pass these entries of a job's context on to the jobs that its handler sends, beside the trace headers.
+        """
+        self.middleware.inherited.update(dict.fromkeys(names))
+
     # -- sending ------------------------------------------------------------------------------------------
 
     @overload
@@ -169,6 +206,12 @@ class Duly:
             job = new_job(job, payload, self.settings.limits)
         if options:
             job = job.options(**options)
+        job = self.middleware.inherit(job)
+        if self.middleware.enqueue:
+            return await self.middleware.send(job, self._send)
+        return await self._send(job)
+
+    async def _send(self, job: NewJob[Any]) -> JobHandle[Any]:
         order = self._order(job)
         try:
             placed = await (await self.store()).enqueue(order)
@@ -186,6 +229,10 @@ class Duly:
 
         *jobs* may be made on the way: they are taken as they are sent, a few hundred at a time.
         """
+        if CURRENT.get(None) is not None:
+            jobs = map(self.middleware.inherit, jobs)
+        if self.middleware.enqueue:
+            return await self._send_many_through(jobs)
         outcomes: list[Any] = []
         positions: list[int] = []
 
@@ -207,6 +254,26 @@ class Duly:
                 answer if isinstance(answer, DulyError) else JobHandle(self, answer.key, answer)
             )
         return outcomes
+
+    async def _send_many_through(self, jobs: Iterable[NewJob[Any]]) -> list[JobHandle[Any] | DulyError]:
+        """
+        Send each job through the middleware, many at once: they leave together all the same.
+        """
+        outcomes: list[JobHandle[Any] | DulyError] = []
+        ahead = iter(jobs)
+        while batch := list(islice(ahead, BATCH)):
+            outcomes += await asyncio.gather(*(self._send_through(job) for job in batch))
+        return outcomes
+
+    async def _send_through(self, job: NewJob[Any]) -> JobHandle[Any] | DulyError:
+        try:
+            return await self.middleware.send(job, self._send)
+        except DulyError as error:
+            return error
+        except Exception as error:  # noqa: BLE001  # whatever it was refused with, the others are sent
+            refusal = UsageError(f"{job.topic}: refused by middleware: {type(error).__name__}: {error}")
+            refusal.__cause__ = error
+            return refusal
 
     def _order(self, job: NewJob[Any]) -> Order:
         handler = self.handlers.get(job.topic)
@@ -340,6 +407,7 @@ class Duly:
             settings,
             topics=topics,
             stalled=stalled,
+            middleware=self.middleware,
             worker=worker,
         )
 

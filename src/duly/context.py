@@ -7,13 +7,14 @@ from __future__ import annotations
 import threading
 import time
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from duly.errors import UsageError
 from duly.job import moment
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator
+    from collections.abc import Awaitable, Callable, Generator, Mapping
     from datetime import datetime
 
     from duly.job import Lease
@@ -107,6 +108,13 @@ class CurrentJob:
         return self._lease.fence
 
     @property
+    def claimed_ms(self) -> int:
+        """
+        When this run was claimed, in milliseconds since 1970, by the server's clock.
+        """
+        return self._lease.claimed_ms
+
+    @property
     def due_ms(self) -> int:
         """
         When this run was due, in milliseconds since 1970.
@@ -182,3 +190,16 @@ def current_job() -> CurrentJob:
         return CURRENT.get()
     except LookupError:
         raise UsageError("current_job() is only known inside a handler that a worker runs") from None
+
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def current_context() -> Mapping[str, Any]:
+    """
+    Return what the sender let travel with the job that is running here; nothing outside of a handler.
+
+    For code below a handler that may also be called elsewhere.
+    """
+    job = CURRENT.get(None)
+    return _NOTHING if job is None else MappingProxyType(job.context)

@@ -18,6 +18,11 @@ def square(number: int) -> int:
     return number * number
 
 
+@app.handler("cube", run_in="process")
+def cube(number: int) -> int:
+    return number**3
+
+
 @app.handler("about", run_in="process")
 def about() -> dict:
     job = current_job()

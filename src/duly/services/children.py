@@ -171,11 +171,11 @@ class Child:
 
 class Children:
     """
-    Children by topic, kept for the next job.
+    Children by handler, kept for the next job.  Not by topic: that may get another handler while we run.
     """
 
     def __init__(self) -> None:
-        self._idle: dict[str, list[Child]] = {}
+        self._idle: dict[Handler[..., Any], list[Child]] = {}
         self._all: set[Child] = set()
         self._lock = threading.Lock()
         self._starting = threading.Lock()  #: held while a process starts, so that none slips past `close`
@@ -189,7 +189,7 @@ class Children:
             ChildCrashed: A new one did not start.
         """
         with self._lock:
-            waiting = self._idle.setdefault(handler.topic, [])
+            waiting = self._idle.setdefault(handler, [])
             while waiting:
                 child = waiting.pop()
                 if child.alive:
@@ -214,11 +214,11 @@ class Children:
 
     def give_back(self, handler: Handler[..., Any], child: Child) -> None:
         """
-        Keep a child for the next job of its topic.
+        Keep a child for the next job of its handler.
         """
         with self._lock:
             if child.alive and not self._closed:
-                self._idle.setdefault(handler.topic, []).append(child)
+                self._idle.setdefault(handler, []).append(child)
             else:
                 child.kill()
                 self._all.discard(child)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from duly.handlers import Handlers
     from duly.hooks import Hooks
     from duly.job import Lease
+    from duly.middleware import Middleware
     from duly.services.service import Service
     from duly.settings import Settings
     from duly.store import Store
@@ -49,6 +50,7 @@ class Crew:
         topics: list[str] | None = None,
         stalled: Callable[[list[str]], None] | None = None,
         tracebacks: bool = False,
+        middleware: Middleware | None = None,
         worker: type[Worker] = Worker,
     ) -> None:
         self.store = store = make_store()
@@ -66,6 +68,7 @@ class Crew:
             hooks=hooks,
             topics=topics,
             tracebacks=tracebacks,
+            middleware=middleware,
         )
         self.recoverers = [
             Recoverer(

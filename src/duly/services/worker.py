@@ -22,6 +22,7 @@ from duly.backoff import from_wire
 from duly.codec import Envelope, Unreadable, decode_envelope, encode, reason_document
 from duly.context import CURRENT, CurrentJob
 from duly.errors import DulyError, JobNotFound, LeaseLost, UsageError
+from duly.middleware import Middleware
 from duly.outcome import Ack, Buried, Planned, Raised, RetryLater, outcome_of
 from duly.services.children import ChildError, Children, call_of
 from duly.services.outbox import Outbox
@@ -30,7 +31,7 @@ from duly.services.threads import Threads
 from duly.store import PER_CALL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from duly.backoff import Backoff
     from duly.handlers import Handler, Handlers
@@ -91,6 +92,7 @@ class Worker:
         hooks: Hooks,
         topics: list[str] | None = None,
         tracebacks: bool = False,
+        middleware: Middleware | None = None,
     ) -> None:
         self.name = name or worker_name()
         self.running = Running(concurrency)
@@ -106,6 +108,7 @@ class Worker:
         self._hooks = hooks
         self._topics = topics
         self._tracebacks = tracebacks
+        self._middleware = middleware or Middleware()
         self._number = 0
         self._worn = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -341,6 +344,8 @@ class Worker:
             try:
                 if self._hooks.start:
                     await self._hooks.tell("start", job)
+                if self._middleware.handler:
+                    return await self._middleware.call(job, lambda: handler.fn(*args, **kwargs))
                 return await handler.fn(*args, **kwargs)
             except asyncio.CancelledError as error:
                 if run.stopped:
@@ -360,11 +365,41 @@ class Worker:
             await self._hooks.tell("start", job)
             if run.stopped:
                 return Raised(_time_over(lease))
-        if handler.run_in == "process":
-            return await self._call_in_child(run, context, report)
-        copy = contextvars.copy_context()
-        copy.run(CURRENT.set, job)
-        return await self._call_in_thread(run, lambda: copy.run(handler.fn, *args, **kwargs))
+
+        async def call() -> object:
+            if handler.run_in == "process":
+                return await self._call_in_child(run, context, report)
+            copy = contextvars.copy_context()
+            copy.run(CURRENT.set, job)
+            return await self._call_in_thread(run, lambda: copy.run(handler.fn, *args, **kwargs))
+
+        return await (self._call_around(run, job, call) if self._middleware.handler else call())
+
+    async def _call_around(self, run: Run, job: CurrentJob, call: Callable[[], Awaitable[object]]) -> object:
+        """
+        Call a handler of another thread or process through the middleware, which runs on the loop.
+        """
+        CURRENT.set(job)
+        run.interrupt = run.task.cancel
+
+        async def inner() -> object:
+            answer = await call()
+            run.interrupt = run.task.cancel
+            if isinstance(answer, Raised):
+                raise answer.exc
+            return answer
+
+        try:
+            return await self._middleware.call(job, inner)
+        except asyncio.CancelledError as error:
+            if run.stopped:
+                run.task.uncancel()
+                return Raised(_time_over(run.lease))
+            if run.task.cancelling():
+                raise
+            return Raised(error)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001  # as threads may raise
+            return Raised(error)
 
     async def _call_in_thread(self, run: Run, fn: Callable[[], Any]) -> object:
         loop = asyncio.get_running_loop()

@@ -1,0 +1,109 @@
+"""
+Middleware: async functions of an app around every enqueue and around every run of a handler.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from duly.context import CURRENT
+from duly.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from duly.context import CurrentJob
+    from duly.handle import JobHandle
+    from duly.newjob import NewJob
+
+    Send: TypeAlias = Callable[[NewJob[Any]], Awaitable[JobHandle[Any]]]
+    AroundEnqueue: TypeAlias = Callable[[NewJob[Any], Send], Awaitable[JobHandle[Any]]]
+    Call: TypeAlias = Callable[[], Awaitable[object]]
+    AroundHandler: TypeAlias = Callable[[CurrentJob, Call], Awaitable[object]]
+
+T = TypeVar("T", bound="Callable[..., Awaitable[Any]]")
+
+TRACE_HEADERS = ("traceparent", "tracestate")  #: W3C Trace Context, https://www.w3.org/TR/trace-context/
+
+
+class Middleware:
+    """
+    The middleware of one app, first added outermost, and what jobs inherit from the job that sends them.
+    """
+
+    def __init__(self) -> None:
+        self.enqueue: list[AroundEnqueue] = []
+        self.handler: list[AroundHandler] = []
+        self.inherited = dict.fromkeys(TRACE_HEADERS)
+
+    def inherit(self, job: NewJob[Any]) -> NewJob[Any]:
+        """
+        Give a job that is sent from within a handler what the handler's own job passes on.
+        """
+        sender = CURRENT.get(None)
+        if sender is None or not (job.context is None or isinstance(job.context, dict)):
+            return job
+        found = {name: sender.context[name] for name in self.inherited if name in sender.context}
+        return job.options(context=found | (job.context or {})) if found else job
+
+    async def send(self, job: NewJob[Any], last: Send) -> JobHandle[Any]:
+        """
+        Send a job through all that is around enqueue.
+
+        Raises:
+            UsageError: One of them returned no handle.
+            Whatever one of them refused it with.
+        """
+        for around in reversed(self.enqueue):
+            last = _layer(around, last)
+        return await last(job)
+
+    async def call(self, job: CurrentJob, last: Call) -> object:
+        """
+        Call a handler through all that is around it.
+        """
+        last = _once(last)
+        for around in reversed(self.handler):
+            last = _wrapped(around, job, last)
+        return await last()
+
+
+def check_async(fn: T, name: str) -> T:
+    """
+    Return *fn* if it is an async function.
+
+    Raises:
+        UsageError: It is not.
+    """
+    if not (inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))):  # noqa: B004  # an object may be called like one
+        raise UsageError(f"{name} takes an async function, not {fn!r}: it awaits call_next")
+    return fn
+
+
+def _layer(around: AroundEnqueue, inner: Send) -> Send:
+    async def send(job: NewJob[Any]) -> JobHandle[Any]:
+        handle = await around(job, inner)
+        if handle is None:
+            name = getattr(around, "__qualname__", repr(around))
+            raise UsageError(f"middleware {name} returned None: return what call_next returned, or raise")
+        return handle
+
+    return send
+
+
+def _wrapped(around: AroundHandler, job: CurrentJob, inner: Call) -> Call:
+    return lambda: around(job, inner)
+
+
+def _once(call: Call) -> Call:
+    called = False
+
+    def once() -> Awaitable[object]:
+        nonlocal called
+        if called:
+            raise UsageError("call_next() was called twice: a handler runs once in an attempt; raise Retry()")
+        called = True
+        return call()
+
+    return once
