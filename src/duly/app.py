@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self, Unpack
 
+    from opentelemetry.trace import TracerProvider
+
     from duly.backoff import Backoff, Seconds
     from duly.embedded.server import EmbeddedServer
     from duly.handlers import Decorator, RunIn
@@ -181,6 +183,14 @@ class Duly:
         """
         self.middleware.inherited.update(dict.fromkeys(names))
 
+    def trace_with(self, provider: TracerProvider) -> None:
+        """
+        Make spans with this OpenTelemetry tracer provider, rather than with the one set up for the process.
+        """
+        from duly.telemetry import Telemetry  # noqa: PLC0415  # a package that need not be there
+
+        self.middleware.telemetry = Telemetry(provider)
+
     # -- sending ------------------------------------------------------------------------------------------
 
     @overload
@@ -207,7 +217,7 @@ class Duly:
         if options:
             job = job.options(**options)
         job = self.middleware.inherit(job)
-        if self.middleware.enqueue:
+        if self.middleware.around_enqueue():
             return await self.middleware.send(job, self._send)
         return await self._send(job)
 
@@ -231,7 +241,7 @@ class Duly:
         """
         if CURRENT.get(None) is not None:
             jobs = map(self.middleware.inherit, jobs)
-        if self.middleware.enqueue:
+        if self.middleware.around_enqueue():
             return await self._send_many_through(jobs)
         outcomes: list[Any] = []
         positions: list[int] = []
@@ -383,6 +393,7 @@ class Duly:
             )
             raise UsageError(msg)
         await self.store()
+        self.middleware.traced()
         settings = self.settings
         if concurrency is not None:
             settings = replace(settings, concurrency=concurrency)

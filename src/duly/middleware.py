@@ -5,6 +5,7 @@ Middleware: async functions of an app around every enqueue and around every run 
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from duly.context import CURRENT
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from duly.context import CurrentJob
     from duly.handle import JobHandle
     from duly.newjob import NewJob
+    from duly.telemetry import Telemetry
 
     Send: TypeAlias = Callable[[NewJob[Any]], Awaitable[JobHandle[Any]]]
     AroundEnqueue: TypeAlias = Callable[[NewJob[Any], Send], Awaitable[JobHandle[Any]]]
@@ -36,6 +38,30 @@ class Middleware:
         self.enqueue: list[AroundEnqueue] = []
         self.handler: list[AroundHandler] = []
         self.inherited = dict.fromkeys(TRACE_HEADERS)
+        self.telemetry: Telemetry | None = None
+
+    def around_enqueue(self) -> bool:
+        """
+        Whether there is anything around enqueue.
+        """
+        return bool(self.enqueue) or self.traced()
+
+    def around_handler(self) -> bool:
+        """
+        Whether there is anything around handlers.
+        """
+        return bool(self.handler) or self.telemetry is not None
+
+    def traced(self) -> bool:
+        """
+        Whether spans are made: an SDK of OpenTelemetry has been set up, or the app was given one.
+        """
+        # Who has set one up has imported it.
+        if self.telemetry is None and "opentelemetry.trace" in sys.modules:
+            from duly.telemetry import found  # noqa: PLC0415  # a package that need not be there
+
+            self.telemetry = found()
+        return self.telemetry is not None
 
     def inherit(self, job: NewJob[Any]) -> NewJob[Any]:
         """
@@ -55,6 +81,8 @@ class Middleware:
             UsageError: One of them returned no handle.
             Whatever one of them refused it with.
         """
+        if self.telemetry is not None:
+            last = _layer(self.telemetry.enqueue, last)  # innermost, so that nobody drops its headers
         for around in reversed(self.enqueue):
             last = _layer(around, last)
         return await last(job)
@@ -66,6 +94,8 @@ class Middleware:
         last = _once(last)
         for around in reversed(self.handler):
             last = _wrapped(around, job, last)
+        if self.telemetry is not None:
+            last = _wrapped(self.telemetry.handle, job, last)
         return await last()
 
 

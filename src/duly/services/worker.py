@@ -344,7 +344,7 @@ class Worker:
             try:
                 if self._hooks.start:
                     await self._hooks.tell("start", job)
-                if self._middleware.handler:
+                if self._middleware.around_handler():
                     return await self._middleware.call(job, lambda: handler.fn(*args, **kwargs))
                 return await handler.fn(*args, **kwargs)
             except asyncio.CancelledError as error:
@@ -373,7 +373,7 @@ class Worker:
             copy.run(CURRENT.set, job)
             return await self._call_in_thread(run, lambda: copy.run(handler.fn, *args, **kwargs))
 
-        return await (self._call_around(run, job, call) if self._middleware.handler else call())
+        return await (self._call_around(run, job, call) if self._middleware.around_handler() else call())
 
     async def _call_around(self, run: Run, job: CurrentJob, call: Callable[[], Awaitable[object]]) -> object:
         """
