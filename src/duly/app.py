@@ -231,6 +231,8 @@ class Duly:
             # Without it, the same call would make another job beside the one that may be there.
             msg = f"{error}, with id={order.key.id!r}, which it was given"
             raise OutcomeUnknown(msg) from error
+        if self.hooks.meter is not None:
+            self.hooks.meter.enqueued(placed.key.topic, placed.word)
         return JobHandle(self, placed.key, placed)
 
     async def enqueue_many(self, jobs: Iterable[NewJob[Any]]) -> list[JobHandle[Any] | DulyError]:
@@ -263,6 +265,10 @@ class Duly:
             outcomes[position] = (
                 answer if isinstance(answer, DulyError) else JobHandle(self, answer.key, answer)
             )
+        if self.hooks.meter is not None:
+            for answer in answers:
+                if not isinstance(answer, DulyError):
+                    self.hooks.meter.enqueued(answer.key.topic, answer.word)
         return outcomes
 
     async def _send_many_through(self, jobs: Iterable[NewJob[Any]]) -> list[JobHandle[Any] | DulyError]:
@@ -411,7 +417,7 @@ class Duly:
         """
         A worker for the handlers of this app, and the duties beside it; none of them has begun.
         """
-        return Crew(
+        crew = Crew(
             self.make_store,
             self.handlers,
             self.hooks,
@@ -421,6 +427,9 @@ class Duly:
             middleware=self.middleware,
             worker=worker,
         )
+        if self.hooks.meter is not None:
+            self.hooks.meter.working(crew)
+        return crew
 
     # -- connecting ---------------------------------------------------------------------------------------
 

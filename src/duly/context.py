@@ -156,6 +156,12 @@ class CurrentJob:
         if event is not None:
             event.set()
 
+    def log_fields(self) -> dict[str, Any]:
+        """
+        Which run this is, for the ``extra=`` of a log line.
+        """
+        return {"topic": self.topic, "id": self.id, "attempt": self.attempt, "token": self.token}
+
     def remaining(self) -> float:
         """
         Return how many seconds of the time to run are left, at least 0.

@@ -8,8 +8,13 @@ import inspect
 import logging
 from typing import TYPE_CHECKING, Any, Literal
 
+from duly.context import CurrentJob
+from duly.logs import place_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from duly.metrics import Metrics
 
 log = logging.getLogger("duly.hooks")
 
@@ -29,6 +34,7 @@ class Hooks:
         self.failure: list[Callable[..., Any]] = []
         self.timeout: list[Callable[..., Any]] = []
         self.lease_lost: list[Callable[..., Any]] = []
+        self.meter: Metrics | None = None  #: counts what happens
 
     @property
     def any(self) -> bool:
@@ -47,5 +53,8 @@ class Hooks:
                 answer = hook(*about)
                 if inspect.isawaitable(answer):
                     await answer
-            except Exception:
-                log.exception("hook on_%s failed", moment)
+            except Exception as error:  # noqa: BLE001  # named without its message, which may quote a payload
+                job = about[0] if about and isinstance(about[0], CurrentJob) else None
+                log.error(  # noqa: TRY400  # as above
+                    "hook on_%s failed: %s", moment, place_of(error), extra=job.log_fields() if job else None
+                )

@@ -1,8 +1,8 @@
 """
 Spans of OpenTelemetry: enqueue where a job is sent, claim and handle where it runs, joined by trace headers.
 
-Imported only where the API of OpenTelemetry has been.  A span names a job and says how it went; it never holds
-a payload, a context, or the message of an exception, which may quote either.
+Imported only where the API of OpenTelemetry has been.  A span names a job and says how it went; it never
+holds a payload, a context, or the message of an exception, which may quote either.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 import duly
-from duly import errors, events, keys, records, scripts, settings
+from duly import errors, events, keys, metrics, records, scripts, settings
 from duly.job import JobState, Lane
 from tests.docs import commands
 from tests.docs.pages import ROOT
@@ -222,6 +222,31 @@ def mark_table() -> str:
     )
 
 
+# -- metrics ----------------------------------------------------------------------------------------------
+
+
+def metrics_table(of: str) -> str:
+    rows = [
+        (f"`{metric.name}`", metric.kind, _codes(metric.labels), metric.text)
+        for metric in metrics.METRICS.values()
+        if metric.of == of
+    ]
+    return table(["metric", "type", "labels", "meaning"], rows)
+
+
+def buckets_table() -> str:
+    def said(edges: Iterable[float]) -> str:
+        return ", ".join(f"{edge * 1000:g} ms" if edge < 1 else f"{edge:g} s" for edge in edges)
+
+    return table(
+        ["metric", "buckets up to"],
+        [
+            ("`duly_job_lateness_seconds`", said(metrics.LATENESS_S)),
+            ("`duly_job_run_seconds`", said(metrics.RUN_S)),
+        ],
+    )
+
+
 _HEAD = records.Head._fields
 
 PARTS = {
@@ -236,6 +261,9 @@ PARTS = {
     "event-fields": fields_table,
     "keys": keys_table,
     "topic-keys": topic_keys_table,
+    "metrics-of-process": lambda: metrics_table("process"),
+    "metrics-of-queue": lambda: metrics_table("queue"),
+    "buckets": buckets_table,
     "mark": mark_table,
     "first-record": lambda: record_table(records.BASE, ("mark", "revision", "request")),
     "record": lambda: record_table(records.HEAD, _HEAD),

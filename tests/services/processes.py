@@ -72,3 +72,8 @@ def end(how: str) -> object:
 def linger(path: str) -> None:
     Path(path).write_text(str(os.getpid()))
     time.sleep(600)
+
+
+@app.handler("tell", run_in="process")
+def tell(card: str) -> None:
+    raise ValueError(f"no such card: {card}")

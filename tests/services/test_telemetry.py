@@ -177,7 +177,8 @@ def test_without_opentelemetry_nothing_of_it_is_imported(valkey, namespace):
         valkey,
         namespace,
         "asyncio.run(main())\nprint('duly.telemetry' in sys.modules)\n",
-        before="import sys\nsys.modules['opentelemetry'] = None  # importing it fails, as if it were not installed\n",
+        # Importing it fails, as if it were not installed.
+        before="import sys\nsys.modules['opentelemetry'] = None\n",
     )
     assert "False\n" == printed
 

@@ -17,7 +17,9 @@ import click
 from duly.cli.loading import load_app
 from duly.cli.loop import run
 from duly.cli.main import COMMANDS, OK
+from duly.cli.metrics import expose
 from duly.errors import UsageError
+from duly.logs import set_up
 from duly.services.worker import WornOut
 
 if TYPE_CHECKING:
@@ -44,6 +46,17 @@ STALLED = 70  #: exit code of a worker that made no progress: a supervisor shoul
 @click.option(
     "--log-level", default="INFO", show_default=True, type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"])
 )
+@click.option("--log-format", default="text", show_default=True, type=click.Choice(["text", "json"]))
+@click.option(
+    "--metrics-port", type=click.IntRange(0, 65535), metavar="PORT", help="Expose metrics; 0 takes any port."
+)
+@click.option(
+    "--metrics-host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="HOST",
+    help="Where; metrics have no password.",
+)
 def work(
     app: str,
     concurrency: int | None,
@@ -52,6 +65,9 @@ def work(
     burst: bool,
     reload: bool,
     log_level: str,
+    log_format: str,
+    metrics_port: int | None,
+    metrics_host: str,
 ) -> int:
     """
     Run the jobs of the handlers of MODULE:APP, e.g. shop.jobs:app, until SIGTERM or Ctrl-C, then drain.
@@ -64,8 +80,10 @@ def work(
         if burst:
             raise UsageError("--burst ends when the work is done, --reload goes on: choose one")
         return run_again([word for word in sys.argv[1:] if word != "--reload"])
-    logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    set_up(log_level, log_format)
     found = load_app(app)
+    if metrics_port is not None:
+        expose(found, metrics_port, metrics_host)
     if role is not None:
         found.settings = replace(found.settings, role=role)
     try:

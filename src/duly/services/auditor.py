@@ -56,7 +56,7 @@ class Auditor:
         for shard in range(self._store.shards):
             async for mended in self._walk_shard(shard):
                 if mended:
-                    log.warning("audit of shard %d mended %d", shard, mended)
+                    log.warning("audit of shard %d mended %d", shard, mended, extra={"shard": shard})
                 yield mended
 
     async def _walk_shard(self, shard: int) -> AsyncIterator[int]:

@@ -70,6 +70,7 @@ class Crew:
             tracebacks=tracebacks,
             middleware=middleware,
         )
+        self.worker.running.meter = hooks.meter
         self.recoverers = [
             Recoverer(
                 store,

@@ -70,7 +70,7 @@ class Outbox:
                 words = await self._store.finish("ack", shard, [finish for _, finish in batch])
             except DulyError as error:
                 # Refused, unreachable or unknown: the same call again is safe, and the lease decides.
-                log.warning("%d outcomes not stored yet: %s", len(batch), error)
+                log.warning("%d outcomes not stored yet: %s", len(batch), error, extra={"shard": shard})
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 continue

@@ -31,6 +31,7 @@ class Recoverer:
         Prepare: *look_s* is how far apart looks lie when all is well and there is nothing to do.
         """
         self.every_s = every_s
+        self.recovered = self.buried = 0  #: so far
         self._silence_s = max(store.lease_ms / 3000, 3 * look_s, 3 * every_s)
         self._store = store
         self._shard = shard
@@ -45,7 +46,12 @@ class Recoverer:
         """
         Recover nothing for one lease, and count no crash in what has run out by then.
         """
-        log.log(level, "shard %d: %s; holding back recovery for %.1f s", self._shard, why, self._lease_s)
+        log.log(
+            level,
+            "shard %d: %s; holding back recovery for %.1f s",
+            *(self._shard, why, self._lease_s),
+            extra={"shard": self._shard},
+        )
         self._hold_until_s = time.monotonic() + self._lease_s
         self._doubt = True
 
@@ -67,9 +73,13 @@ class Recoverer:
         # One call takes a bounded number: as long as it leaves some behind, those are in doubt as well.
         self._doubt = self._doubt and done.next_lease_ms is not None and done.next_lease_ms <= done.now_ms
         self._watch_clock(sent_s, time.monotonic(), done.now_ms)
+        self.recovered += done.recovered
+        self.buried += done.buried
         if done.recovered or done.buried:
             log.warning(
-                "shard %d: recovered %d jobs, buried %d as crashed", self._shard, done.recovered, done.buried
+                "shard %d: recovered %d jobs, buried %d as crashed",
+                *(self._shard, done.recovered, done.buried),
+                extra={"shard": self._shard},
             )
         return done.recovered + done.buried
 

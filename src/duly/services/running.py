@@ -5,6 +5,7 @@ The jobs that a worker is running: slots, time limits, and who must stop.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any, Literal
 
 from duly.store import Want
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from duly.context import CurrentJob
     from duly.handlers import Handler
     from duly.job import Lease
+    from duly.metrics import Metrics
 
 Why = Literal["", "lost", "timeout", "drain"]
 
@@ -26,6 +28,7 @@ class Run:
 
     __slots__ = (
         "deadline_s",
+        "freed_s",
         "handler",
         "interrupt",
         "job",
@@ -36,6 +39,7 @@ class Run:
         "started_s",
         "stopped",
         "task",
+        "verb",
     )
 
     def __init__(self, lease: Lease, handler: Handler[..., Any], sent_s: float) -> None:
@@ -46,6 +50,8 @@ class Run:
         self.started_s = 0.0
         self.deadline_s = float("inf")
         self.job: CurrentJob | None = None
+        self.freed_s = 0.0  #: when it gave its slot back, if somebody measures
+        self.verb = ""  #: what was stored of it: acked, retried, buried, released; or fenced
         self.stopped: Why = ""
         self.slot_held = True
         self.task: asyncio.Task[None]  # set as soon as it is to begin
@@ -70,6 +76,13 @@ class Run:
         late = self.lease.claimed_ms + (self.started_s - self.sent_s) * 1000 - self.lease.floor_ms
         return max(0, round(late))
 
+    def late_s(self) -> float:
+        """
+        The same in seconds, and not rounded.
+        """
+        late = (self.lease.claimed_ms - self.lease.floor_ms) / 1000 + self.started_s - self.sent_s
+        return max(0.0, late)
+
 
 class Running:
     """
@@ -82,6 +95,7 @@ class Running:
         self.free = concurrency
         self.suspects = 0
         self._of_topic: dict[str, int] = {}
+        self.meter: Metrics | None = None
         self._told: list[asyncio.Future[None]] = []  #: who waits for any change
         self._room: asyncio.Future[None] | None = None
 
@@ -112,6 +126,8 @@ class Running:
         self._of_topic[topic] = self._of_topic.get(topic, 0) + 1
         if run.lease.crashes:
             self.suspects += 1
+        if self.meter is not None:
+            self.meter.claimed(run)
 
     def free_slot(self, run: Run) -> None:
         """
@@ -120,6 +136,8 @@ class Running:
         if not run.slot_held:
             return
         run.slot_held = False
+        if self.meter is not None:
+            run.freed_s = time.monotonic()
         self.free += 1
         self._of_topic[run.lease.key.topic] -= 1
         if run.lease.crashes:
@@ -134,6 +152,8 @@ class Running:
         Forget a run: its outcome is stored, or is no longer ours to store.
         """
         self.free_slot(run)
+        if self.meter is not None:
+            self.meter.ended(run)
         if self.runs.get(run.member) is run:
             del self.runs[run.member]
         if self._told:

@@ -59,6 +59,13 @@ class Pulse:
         oldest = time.monotonic() - limit_s
         return [loop for loop, beat in list(self._beats.items()) if beat < oldest]
 
+    def ages(self) -> dict[str, float]:
+        """
+        How long each loop has made no progress, in seconds.
+        """
+        now = time.monotonic()
+        return {loop: now - beat for loop, beat in list(self._beats.items())}
+
     @property
     def age_s(self) -> float:
         """

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from duly.backoff import from_wire
-from duly.codec import Envelope, Unreadable, decode_envelope, encode, reason_document
+from duly.codec import Envelope, Unreadable, decode, decode_envelope, encode, reason_document
 from duly.context import CURRENT, CurrentJob
 from duly.errors import DulyError, JobNotFound, LeaseLost, UsageError
+from duly.logs import about, place_of
 from duly.middleware import Middleware
 from duly.outcome import Ack, Buried, Planned, Raised, RetryLater, outcome_of
 from duly.services.children import ChildError, Children, call_of
@@ -48,6 +49,7 @@ runs_log = logging.getLogger("duly.runs")
 runs_log.addHandler(logging.NullHandler())
 
 _NO_ENVELOPE = Envelope()
+_VERBS = {Ack: "acked", RetryLater: "retried", Buried: "buried", type(None): "released"}
 
 SWEEP_S = 0.05
 WORN_THREADS = 8  #: so many threads that would not stop, and the process should begin anew
@@ -278,7 +280,7 @@ class Worker:
         try:
             await self._store.release(lease)
         except DulyError as error:
-            log.warning("could not release %s: %s", lease.key, error)
+            log.warning("could not release %s: %s", lease.key, error, extra=about(lease, self.name))
 
     async def _run(self, run: Run) -> None:
         lease = run.lease
@@ -308,16 +310,22 @@ class Worker:
                 handed_over = True
             elif await self._save(run, outcome):
                 self._tell_hooks(run, answer, outcome)
-        except Exception:
+        except Exception as error:  # noqa: BLE001  # named, without its message, which may quote a payload
             # A fault of ours, not of the handler: the lease runs out, and counted crashes bound it.
-            log.exception("run of %s ended without an outcome", lease.key)
+            log.error(  # noqa: TRY400  # as above
+                "run of %s ended without an outcome: %s",
+                *(lease.key, place_of(error)),
+                extra=about(lease, self.name),
+            )
         finally:
             if not handed_over:
                 self.running.end(run)
                 self.finished += 1
 
     def _settled(self, run: Run, word: bytes) -> None:
-        if word != b"ok":
+        if word == b"ok":
+            run.verb = "acked"
+        else:
             self._lose(run)
         self.running.end(run)
         self.finished += 1
@@ -497,7 +505,7 @@ class Worker:
             try:
                 await self._store.progress(lease, data)
             except DulyError as error:
-                log.info("progress of %s was not stored: %s", lease.key, error)
+                log.info("progress of %s was not stored: %s", lease.key, error, extra=about(lease, self.name))
 
         def report(value: object) -> None:
             data = encode(value, what="progress", limit=self._handlers.limits.context)
@@ -518,7 +526,7 @@ class Worker:
             answer,
             attempt=run.lease.attempt,
             max_attempts=envelope.max_attempts or handler.max_attempts,
-            backoff=_backoff_of(envelope) or handler.backoff,
+            backoff=_backoff_of(envelope, run.lease) or handler.backoff,
             encode_result=self._encode_result,
             traceback=self._tracebacks,
         )
@@ -542,11 +550,32 @@ class Worker:
                 return False
             except DulyError as error:
                 # Refused, unreachable or unknown: the same call again is safe, and the lease decides.
-                log.warning("outcome of %s not stored yet: %s", run.lease.key, error)
+                log.warning(
+                    "outcome of %s not stored yet: %s",
+                    *(run.lease.key, error),
+                    extra=about(run.lease, self.name),
+                )
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 continue
+            run.verb = _VERBS[type(outcome)]
+            if not isinstance(outcome, Ack):
+                self._log_ending(run, outcome)
             return True
+
+    def _log_ending(self, run: Run, outcome: RetryLater | Buried | None) -> None:
+        lease = run.lease
+        words: tuple[object, ...]
+        match outcome:
+            case Buried():
+                level, text = logging.WARNING, "buried %s after attempt %d: %s"
+                words = (lease.attempt, _kind_of(outcome.error))
+            case RetryLater():
+                level, text = logging.INFO, "retry of %s in %.1f s after attempt %d: %s"
+                words = (outcome.delay_ms / 1000, lease.attempt, _kind_of(outcome.error))
+            case None:
+                level, text, words = logging.INFO, "released %s", ()
+        log.log(level, text, lease.key, *words, extra=about(lease, self.name))
 
     async def _save_once(self, run: Run, outcome: Outcome | None) -> None:
         lease, store = run.lease, self._store
@@ -564,7 +593,12 @@ class Worker:
 
     def _lose(self, run: Run) -> None:
         self.fenced += 1
-        log.warning("lost the lease on %s; its outcome here does not count", run.lease.key)
+        run.verb = "fenced"
+        log.warning(
+            "lost the lease on %s; its outcome here does not count",
+            run.lease.key,
+            extra=about(run.lease, self.name),
+        )
         if self._hooks.lease_lost and run.job:
             self._spawn(self._hooks.tell("lease_lost", run.job))
 
@@ -599,7 +633,11 @@ class Worker:
         while True:
             await asyncio.sleep(SWEEP_S)
             for run in self.running.over_time(time.monotonic()):
-                log.warning("%s ran longer than its time to run of %d ms", run.lease.key, run.lease.ttr_ms)
+                log.warning(
+                    "%s ran longer than its time to run of %d ms",
+                    *(run.lease.key, run.lease.ttr_ms),
+                    extra=about(run.lease, self.name),
+                )
                 run.stop("timeout")
 
     async def drain(self) -> None:
@@ -663,12 +701,19 @@ class Worker:
         )
 
 
-def _backoff_of(envelope: Envelope) -> Backoff | None:
+def _kind_of(document: bytes) -> str:
+    """
+    The type in an error document, without the message: that may quote a payload.
+    """
+    return str(decode(document).get("type", "?"))
+
+
+def _backoff_of(envelope: Envelope, lease: Lease) -> Backoff | None:
     try:
         return from_wire(envelope.backoff) if envelope.backoff else None
     except UsageError as error:
         # Sent by a newer release, maybe.  The handler's own is better than none.
-        log.warning("cannot read the backoff of a job: %s", error)
+        log.warning("cannot read the backoff of %s: %s", lease.key, error, extra=about(lease))
         return None
 
 

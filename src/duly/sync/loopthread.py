@@ -82,6 +82,12 @@ class LoopThread:
         finally:
             self._calls.discard(future)
 
+    def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """
+        Run *coroutine* on the loop, and do not wait for it.
+        """
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
     def ask_to_end(self) -> None:
         """
         End soon, without waiting for it.
