@@ -154,6 +154,7 @@ class Handlers:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
+        self.wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda fn: fn  #: around what is added
         self._by_topic: dict[str, Handler[..., Any]] = {}
 
     def handler(
@@ -177,7 +178,7 @@ class Handlers:
         def decorate(fn: Callable[..., Any], /) -> Any:
             kind = AsyncHandler if _is_async(fn) else SyncHandler
             handler: Handler[..., Any] = kind(
-                fn,
+                self.wrap(fn),
                 topic,
                 max_attempts=max_attempts,
                 backoff=backoff,

@@ -113,7 +113,8 @@ def errors_table() -> str:
 
 def other_errors_table() -> str:
     for module in pkgutil.walk_packages(duly.__path__, "duly."):
-        if not module.name.endswith(("__main__", "uvloop")):
+        # What is for Django needs a project around it.
+        if not module.name.endswith(("__main__", "uvloop")) and "contrib.django." not in module.name:
             importlib.import_module(module.name)
     kinds = sorted(errors.DulyError.__subclasses__(), key=lambda kind: kind.__name__)
     rows = [

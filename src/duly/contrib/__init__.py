@@ -1,0 +1,3 @@
+"""
+Helpers for frameworks.  Each is imported by who uses it, and by nobody else.
+"""

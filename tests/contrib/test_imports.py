@@ -1,0 +1,22 @@
+"""
+Frameworks are imported by who uses them.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def test_duly_imports_no_framework():
+    code = """
+import importlib, pkgutil, sys
+import duly
+
+for module in pkgutil.walk_packages(duly.__path__, "duly."):
+    if "contrib" not in module.name and not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+print(sorted({"django", "flask", "fastapi", "starlette", "asgiref"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert ("[]\n", "") == (done.stdout, done.stderr)
