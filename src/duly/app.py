@@ -399,7 +399,7 @@ class Duly:
             )
             raise UsageError(msg)
         await self.store()
-        self.middleware.traced()
+        self.middleware.look_for_telemetry()
         settings = self.settings
         if concurrency is not None:
             settings = replace(settings, concurrency=concurrency)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import time
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from duly.context import CURRENT
@@ -19,10 +20,13 @@ if TYPE_CHECKING:
     from duly.newjob import NewJob
     from duly.telemetry import Telemetry
 
-    Send: TypeAlias = Callable[[NewJob[Any]], Awaitable[JobHandle[Any]]]
-    AroundEnqueue: TypeAlias = Callable[[NewJob[Any], Send], Awaitable[JobHandle[Any]]]
-    Call: TypeAlias = Callable[[], Awaitable[object]]
-    AroundHandler: TypeAlias = Callable[[CurrentJob, Call], Awaitable[object]]
+LOOK_S = 1.0  #: how often to look whether spans are wanted
+
+#: What middleware is given to call, and what middleware is.
+Send: TypeAlias = "Callable[[NewJob[Any]], Awaitable[JobHandle[Any]]]"
+AroundEnqueue: TypeAlias = "Callable[[NewJob[Any], Send], Awaitable[JobHandle[Any]]]"
+Call: TypeAlias = "Callable[[], Awaitable[object]]"
+AroundHandler: TypeAlias = "Callable[[CurrentJob, Call], Awaitable[object]]"
 
 T = TypeVar("T", bound="Callable[..., Awaitable[Any]]")
 
@@ -39,6 +43,7 @@ class Middleware:
         self.handler: list[AroundHandler] = []
         self.inherited = dict.fromkeys(TRACE_HEADERS)
         self.telemetry: Telemetry | None = None
+        self._look_again_s = 0.0
 
     def around_enqueue(self) -> bool:
         """
@@ -54,14 +59,22 @@ class Middleware:
 
     def traced(self) -> bool:
         """
-        Whether spans are made: an SDK of OpenTelemetry has been set up, or the app was given one.
+        Whether spans are made, as far as was known a second ago: looking takes too long for each job.
         """
+        if self.telemetry is None and time.monotonic() >= self._look_again_s:
+            self.look_for_telemetry()
+        return self.telemetry is not None
+
+    def look_for_telemetry(self) -> None:
+        """
+        Make spans from now on if an SDK of OpenTelemetry has been set up for the process.
+        """
+        self._look_again_s = time.monotonic() + LOOK_S
         # Who has set one up has imported it.
         if self.telemetry is None and "opentelemetry.trace" in sys.modules:
             from duly.telemetry import found  # noqa: PLC0415  # a package that need not be there
 
             self.telemetry = found()
-        return self.telemetry is not None
 
     def inherit(self, job: NewJob[Any]) -> NewJob[Any]:
         """
