@@ -38,6 +38,7 @@ async def make_app(valkey: Server, namespace: str) -> AsyncIterator[Callable[...
     yield make
     for app in apps:
         await app.aclose()
+        await asyncio.to_thread(app.sync.close)
 
 
 @pytest.fixture

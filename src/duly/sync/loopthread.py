@@ -116,6 +116,11 @@ class LoopThread:
         self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
         self._started.set()
         await self._ending.wait()
+        # Calls first: one that goes on would open connections behind the back of who closes them.
+        calls = asyncio.all_tasks() - {asyncio.current_task()}
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
         # The end of the interpreter leaves no threads to close an embedded server in; its locks end with us.
         with suppress(RuntimeError):
             await self._close()
