@@ -53,4 +53,5 @@ class Command(BaseCommand):
 
 
 def _options() -> list[click.Option]:
-    return [option for option in work.params if isinstance(option, click.Option)]
+    # Not --reload: it starts `duly` anew by its command line, and that would know nothing of the project.
+    return [option for option in work.params if isinstance(option, click.Option) and option.name != "reload"]
