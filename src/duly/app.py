@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -376,9 +377,12 @@ class Duly:
         topics: Sequence[str] | None = None,
         stop: asyncio.Event | None = None,
         stalled: Callable[[list[str]], None] | None = None,
+        tracebacks: bool = False,
     ) -> None:
         """
         Run jobs in this process until cancelled or *stop* is set; then drain.
+
+        With *tracebacks* those of failures are logged and kept: they may quote what a job was given.
 
         Raises:
             UsageError: There is no handler.
@@ -403,7 +407,7 @@ class Duly:
         settings = self.settings
         if concurrency is not None:
             settings = replace(settings, concurrency=concurrency)
-        crew = self.crew(settings, topics=chosen, stalled=stalled)
+        crew = self.crew(settings, topics=chosen, stalled=stalled, tracebacks=tracebacks)
         await crew.run(stop or asyncio.Event())
 
     def crew(
@@ -412,6 +416,7 @@ class Duly:
         *,
         topics: list[str] | None = None,
         stalled: Callable[[list[str]], None] | None = None,
+        tracebacks: bool = False,
         worker: type[Worker] = Worker,
     ) -> Crew:
         """
@@ -424,6 +429,7 @@ class Duly:
             settings,
             topics=topics,
             stalled=stalled,
+            tracebacks=tracebacks,
             middleware=self.middleware,
             worker=worker,
         )
@@ -558,6 +564,11 @@ class Duly:
             self._server.close()
             self._server = None
         self.settings, self._now = settings, now
+        with suppress(
+            UsageError
+        ):  # on a thread that runs a loop it ends by itself, when nobody uses it any more
+            self.sync.close()
+        self.sync = SyncDuly(self._unconnected)
 
     async def reconnect(self) -> None:
         """

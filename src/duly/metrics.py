@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from duly.errors import DulyError, UsageError
 from duly.feed import Feed
-from duly.job import JobKey, Lane
 
 try:
     from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
     from duly.app import Duly
     from duly.services.crew import Crew
     from duly.services.running import Run
-    from duly.store import Store
-    from duly.views import Stats, Views
+    from duly.views import Stats
 
 LATENESS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300)
 RUN_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 1800)
@@ -304,32 +302,13 @@ class Metrics(Collector):
         store, views = await app.store(), await app.views()
         stats = await views.stats()
         waiting = [topic.topic for topic in stats.topics if topic.counts["ready"] > 0][:TOPICS]
-        seconds, micros = await store.link.call("TIME")
-        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        now_ms = await views.now_ms()
         # One after the other: a scrape must not open a connection for each topic.
-        overdue_s = {topic: await _oldest_s(store, views, topic, now_ms) for topic in waiting}
+        overdue_s = {
+            topic: max(0, now_ms - (await views.waiting_since(topic) or now_ms)) / 1000 for topic in waiting
+        }
         fill = [await Feed(store).fill(shard) for shard in range(store.shards)]
         return _Queue(stats, overdue_s, fill)
-
-
-async def _oldest_s(store: Store, views: Views, topic: str, now_ms: int) -> float:
-    """
-    How long the next jobs of *topic* in line, one of each lane, have been due.
-    """
-    call = store.link.call
-    ahead: list[JobKey] = []
-    for keys in store.keys:
-        for stream in (keys.stream(topic, lane) for lane in Lane):
-            if not await call("EXISTS", stream):
-                continue
-            groups = await call("XINFO", "GROUPS", stream)
-            about = dict(zip(groups[0][::2], groups[0][1::2], strict=True)) if groups else {}
-            # What was delivered runs, or did; nobody may have claimed yet.
-            last = about.get(b"last-delivered-id", b"0-0").decode()
-            entries = await call("XRANGE", stream, f"({last}", "+", "COUNT", 1)
-            ahead += [JobKey.of(fields[1]) for _, fields in entries]
-    jobs = await views.get_many(ahead)
-    return max((max(0.0, (now_ms - job.due_ms) / 1000) for job in jobs if job), default=0.0)
 
 
 def _of_queue(queue: _Queue) -> Iterator[Family]:

@@ -59,10 +59,10 @@ async def test_lines_about_a_job_carry_its_fields(app, caplog):
             )
 
     for id_, start in (
-        ("retried", "retry of t/retried in 0.0 s after attempt 1: retry"),
-        ("buried", "buried t/buried after attempt 1: buried"),
+        ("retried", "t/retried, attempt 1: failed, again in 0.01 s: retry"),
+        ("buried", "t/buried, attempt 1: dead: buried"),
         ("slow", "t/slow ran longer than its time to run"),
-        ("slow", "buried t/slow after attempt 1: TimeoutError"),
+        ("slow", "t/slow, attempt 1: dead: TimeoutError"),
     ):
         [record] = [each for each in about(caplog, id_) if each.getMessage().startswith(start)]
         assert vars(record).keys() >= FIELDS, start
@@ -91,7 +91,7 @@ async def test_a_released_and_a_lost_job_are_told_of(app, caplog):
         record.getMessage() for record in about(caplog, "lost")
     ]
     [record] = about(caplog, "released")
-    assert "released long/released" == record.getMessage()
+    assert "long/released: released" == record.getMessage()
     assert vars(record).keys() >= FIELDS
 
 

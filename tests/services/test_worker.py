@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import threading
 from dataclasses import dataclass
 from itertools import pairwise
@@ -109,15 +110,34 @@ async def test_the_log_of_a_worker_tells_of_each_failure(app, caplog):
         await app.enqueue("flaky", {"wrong": 1}, id="c")
         await becomes(app.job("flaky", "c"), "dead")
     assert [
-        ("WARNING", "flaky/a, attempt 1: failed, again in 0.01 s: ValueError: no such user", True),
-        ("ERROR", "flaky/a, attempt 2: dead: ValueError: no such user", True),
-        ("INFO", "flaky/b, attempt 1: put off, again in 0.01 s: snoozed", False),
-        ("ERROR", "flaky/c, attempt 1: dead: unreadable", False),
+        ("WARNING", "flaky/a, attempt 1: failed, again in 0.01 s: ValueError at test_worker.py:LINE"),
+        ("ERROR", "flaky/a, attempt 2: dead: ValueError at test_worker.py:LINE"),
+        ("INFO", "flaky/b, attempt 1: put off, again in 0.01 s: snoozed"),
+        ("ERROR", "flaky/c, attempt 1: dead: unreadable"),
     ] == [
-        (record.levelname, record.message, record.exc_info is not None)
+        (record.levelname, re.sub(r":\d+$", ":LINE", record.message))
         for record in caplog.records
         if record.name == "duly.runs"
     ]
+    assert not any(record.exc_info for record in caplog.records), (
+        "a traceback shows only where it is asked for"
+    )
+
+
+async def test_tracebacks_are_logged_and_kept_where_they_are_asked_for(app, caplog):
+    @app.handler("flaky", max_attempts=1)
+    async def flaky() -> None:
+        raise ValueError("no such user")
+
+    stop = asyncio.Event()
+    work = asyncio.create_task(app.work(stop=stop, tracebacks=True))
+    job = await app.enqueue(flaky.job())
+    await becomes(job, "dead")
+    stop.set()
+    await work
+    [record] = [each for each in caplog.records if each.name == "duly.runs"]
+    assert "no such user" in caplog.handler.format(record)
+    assert b"Traceback" in (await job.get()).outcome
 
 
 async def test_attempts_and_backoff_of_a_job_outweigh_those_of_its_handler(app):

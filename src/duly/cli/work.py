@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import click
@@ -31,6 +31,18 @@ log = logging.getLogger("duly.work")
 STALLED = 70  #: exit code of a worker that made no progress: a supervisor should start it again
 
 
+@dataclass(frozen=True, slots=True)
+class How:
+    """
+    What a worker was told.
+    """
+
+    concurrency: int | None
+    topics: list[str] | None
+    burst: bool
+    tracebacks: bool
+
+
 @click.command(
     epilog="\b\nExamples:\n  duly work shop.jobs:app --concurrency 100\n  duly work shop.jobs:app --burst",
     short_help=COMMANDS["work"][1],
@@ -46,6 +58,7 @@ STALLED = 70  #: exit code of a worker that made no progress: a supervisor shoul
 @click.option(
     "--log-level", default="INFO", show_default=True, type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"])
 )
+@click.option("--tracebacks", is_flag=True, help="Log and keep those of failures; they may quote payloads.")
 @click.option("--log-format", default="text", show_default=True, type=click.Choice(["text", "json"]))
 @click.option(
     "--metrics-port", type=click.IntRange(0, 65535), metavar="PORT", help="Expose metrics; 0 takes any port."
@@ -65,6 +78,7 @@ def work(
     burst: bool,
     reload: bool,
     log_level: str,
+    tracebacks: bool,
     log_format: str,
     metrics_port: int | None,
     metrics_host: str,
@@ -87,7 +101,7 @@ def work(
     if role is not None:
         found.settings = replace(found.settings, role=role)
     try:
-        run(_work(found, concurrency, list(topics) or None, burst=burst))
+        run(_work(found, How(concurrency, list(topics) or None, burst=burst, tracebacks=tracebacks)))
     except WornOut as error:
         log.warning("%s; starting anew", error)
         sys.stdout.flush()
@@ -95,10 +109,10 @@ def work(
     return OK
 
 
-async def _work(app: Duly, concurrency: int | None, topics: list[str] | None, *, burst: bool) -> None:
+async def _work(app: Duly, how: How) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    work = loop.create_task(_work_until(stop, app, concurrency, topics, burst=burst))
+    work = loop.create_task(_work_until(stop, app, how))
 
     def on_signal() -> None:
         if stop.is_set():
@@ -118,15 +132,19 @@ async def _work(app: Duly, concurrency: int | None, topics: list[str] | None, *,
     log.info("drained")
 
 
-async def _work_until(
-    stop: asyncio.Event, app: Duly, concurrency: int | None, topics: list[str] | None, *, burst: bool
-) -> None:
+async def _work_until(stop: asyncio.Event, app: Duly, how: How) -> None:
     async with app:
         place = (await app.store()).link.place  # the URL may hold a password
-        log.info("working on %s at %s", ", ".join(topics or app.handlers.topics()) or "nothing", place)
-        idle = asyncio.create_task(_stop_when_idle(stop, app, topics)) if burst else None
+        log.info("working on %s at %s", ", ".join(how.topics or app.handlers.topics()) or "nothing", place)
+        idle = asyncio.create_task(_stop_when_idle(stop, app, how.topics)) if how.burst else None
         try:
-            await app.work(concurrency=concurrency, topics=topics, stop=stop, stalled=_exit)
+            await app.work(
+                concurrency=how.concurrency,
+                topics=how.topics,
+                stop=stop,
+                stalled=_exit,
+                tracebacks=how.tracebacks,
+            )
         finally:
             if idle is not None:
                 idle.cancel()

@@ -14,6 +14,7 @@ import secrets
 import socket
 import time
 from contextlib import suppress
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -559,23 +560,29 @@ class Worker:
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 continue
             run.verb = _VERBS[type(outcome)]
-            if not isinstance(outcome, Ack):
-                self._log_ending(run, outcome)
+            if outcome is None:
+                runs_log.info("%s: released", run.lease.key, extra=about(run.lease, self.name))
             return True
 
-    def _log_ending(self, run: Run, outcome: RetryLater | Buried | None) -> None:
+    def _log_failure(self, run: Run, answer: object, outcome: RetryLater | Buried) -> None:
+        """
+        Say how a run failed: by type and place.  A message may quote what the job was given.
+        """
         lease = run.lease
-        words: tuple[object, ...]
-        match outcome:
-            case Buried():
-                level, text = logging.WARNING, "buried %s after attempt %d: %s"
-                words = (lease.attempt, _kind_of(outcome.error))
-            case RetryLater():
-                level, text = logging.INFO, "retry of %s in %.1f s after attempt %d: %s"
-                words = (outcome.delay_ms / 1000, lease.attempt, _kind_of(outcome.error))
-            case None:
-                level, text, words = logging.INFO, "released %s", ()
-        log.log(level, text, lease.key, *words, extra=about(lease, self.name))
+        error = answer.exc if isinstance(answer, Raised) else answer
+        ours = isinstance(error, Planned | Unreadable | ChildError)
+        raised = error if isinstance(error, Exception) and not ours else None
+        what = _kind_of(outcome.error) + _place_of(raised)
+        trace = raised if self._tracebacks else None
+        extra = about(lease, self.name)
+        if isinstance(outcome, Buried):
+            text = "%s, attempt %d: dead: %s"
+            runs_log.error(text, lease.key, lease.attempt, what, exc_info=trace, extra=extra)
+            return
+        level, ending = (logging.WARNING, "failed") if outcome.counted else (logging.INFO, "put off")
+        text = "%s, attempt %d: %s, again in %g s: %s"
+        words = (lease.key, lease.attempt, ending, outcome.delay_ms / 1000, what)
+        runs_log.log(level, text, *words, exc_info=trace, extra=extra)
 
     async def _save_once(self, run: Run, outcome: Outcome | None) -> None:
         lease, store = run.lease, self._store
@@ -604,7 +611,7 @@ class Worker:
 
     def _tell_hooks(self, run: Run, answer: object, outcome: Outcome) -> None:
         if not isinstance(outcome, Ack):
-            _log_failure(run.lease, answer, outcome)
+            self._log_failure(run, answer, outcome)
         if run.job is None or not self._hooks.any:
             return
         if run.stopped == "timeout":
@@ -717,16 +724,16 @@ def _backoff_of(envelope: Envelope, lease: Lease) -> Backoff | None:
         return None
 
 
-def _log_failure(lease: Lease, answer: object, outcome: RetryLater | Buried) -> None:
-    error = answer.exc if isinstance(answer, Raised) else answer
-    trace = error if isinstance(error, Exception) and not isinstance(error, Planned | Unreadable) else None
-    about = f"{lease.key}, attempt {lease.attempt}"
-    if isinstance(outcome, Buried):
-        runs_log.error("%s: dead: %s", about, outcome.signature, exc_info=trace)
-        return
-    level, what = (logging.WARNING, "failed") if outcome.counted else (logging.INFO, "put off")
-    again_s = outcome.delay_ms / 1000
-    runs_log.log(level, "%s: %s, again in %g s: %s", about, what, again_s, outcome.signature, exc_info=trace)
+def _place_of(error: Exception | None) -> str:
+    """
+    Where an exception was raised, as far as is told: the file and line of its innermost frame.
+    """
+    trace = error.__traceback__ if error else None
+    if trace is None:
+        return ""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return f" at {PurePath(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
 
 
 def _time_over(lease: Lease) -> TimeoutError:

@@ -337,5 +337,29 @@ class SyncViews:
         """
         return self._twin.run(self._views().workers(now_ms))
 
+    def now_ms(self) -> int:
+        """
+        The time by the server's clock.
+        """
+        return self._twin.run(self._views().now_ms())
+
+    def newest(self) -> list[int]:
+        """
+        The newest number of each shard: a job with a higher revision was changed after this was asked.
+        """
+        return self._twin.run(self._views().newest())
+
+    def waiting_since(self, topic: str) -> int | None:
+        """
+        When the ready job of *topic* was due that waits the longest, None if none waits.
+        """
+        return self._twin.run(self._views().waiting_since(topic))
+
+    def due_counts(self, bounds: Sequence[int]) -> list[int]:
+        """
+        How many scheduled jobs are due from each of *bounds* on and before the next, in milliseconds.
+        """
+        return self._twin.run(self._views().due_counts(bounds))
+
     def _views(self) -> Views:
         return self._twin.run(self._twin.here().views())
