@@ -128,7 +128,7 @@ def test_log_lines_for_programs_say_which_job_they_are_about(work, sender):
     until(lambda: "working on greet" in log.read_text(), log)
     sender.enqueue("greet", "Ada", id="a").result(timeout=60)
     sender.enqueue("greet", "s3cr3t", id="b", context={"key": "s3cr3t"})
-    until(lambda: "buried greet/b" in log.read_text(), log)
+    until(lambda: "greet/b, attempt 1: dead" in log.read_text(), log)
     worker.send_signal(signal.SIGTERM)
     assert 0 == worker.wait(60)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
@@ -137,9 +137,9 @@ def test_log_lines_for_programs_say_which_job_they_are_about(work, sender):
     assert ("shop", "greet", "a", 1, 3) == tuple(
         told[name] for name in ("logger", "topic", "id", "attempt", "guests")
     )
-    buried = next(line for line in lines if line["message"].startswith("buried"))
-    assert "buried greet/b after attempt 1: ValueError" == buried["message"]
-    assert ("WARNING", "greet", "b", 1, 0) == tuple(
+    buried = next(line for line in lines if line["message"].startswith("greet/b, "))
+    assert buried["message"].startswith("greet/b, attempt 1: dead: ValueError at shop.py:")
+    assert ("ERROR", "greet", "b", 1, 0) == tuple(
         buried[name] for name in ("level", "topic", "id", "attempt", "shard")
     )
     assert buried["token"]

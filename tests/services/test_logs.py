@@ -183,7 +183,12 @@ async def test_nothing_that_a_job_was_given_shows_in_any_line(app, lines, caplog
     # It was there, and is kept where it belongs.
     assert SECRET in (await app.job("loop", "raises").get()).outcome.decode()
     text = lines()
-    for told in ("buried loop/raises", "buried typed/unbound", "hook on_failure failed", "buried tell/child"):
+    for told in (
+        "loop/raises, attempt 2: dead: ",
+        "typed/unbound, attempt 1: dead: ",
+        "hook on_failure failed",
+        "tell/child, ",
+    ):
         assert told in text
     assert SECRET not in text
 

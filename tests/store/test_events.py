@@ -172,9 +172,9 @@ async def test_a_reason_with_line_breaks_does_not_hide_what_happened(store, feed
 
 
 async def test_many_jobs_of_one_call_are_rows_of_one_entry(store, feed, raw):
-    await store.enqueue_many([order(str(at), delay_ms=at) for at in range(300)])
+    await store.enqueue_many([order(str(at), delay_ms=at) for at in range(200)])
     events = await everything(feed)
-    assert [(1, at, str(at)) for at in range(300)] == [
+    assert [(1, at, str(at)) for at in range(200)] == [
         (event.counter, event.row, event.id) for event in events
     ]
     assert 1 == raw.xlen(store.keys[0].fixed["events"])

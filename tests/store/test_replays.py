@@ -12,6 +12,7 @@ import pytest
 from duly.connection import Link
 from duly.errors import JobNotFound, LeaseLost, OutcomeUnknown, StoreUnavailable
 from duly.feed import Feed
+from duly.group import MAX_JOBS
 from duly.job import JobState
 from duly.namespace import create
 from duly.scripts import library
@@ -398,9 +399,9 @@ async def test_a_bulk_enqueue_that_fails_half_way_tells_each_job_what_became_of_
         return await send(shard, batch)
 
     monkeypatch.setattr(far, "_enqueue", fail_the_second)
-    answers = await far.enqueue_many([order(str(at)) for at in range(1200)])
+    answers = await far.enqueue_many([order(str(at)) for at in range(2 * MAX_JOBS + 200)])
     words = [getattr(answer, "word", type(answer).__name__) for answer in answers]
-    assert ["created"] * 500 + ["StoreUnavailable"] * 500 + ["created"] * 200 == words
+    assert ["created"] * MAX_JOBS + ["StoreUnavailable"] * MAX_JOBS + ["created"] * 200 == words
 
 
 async def test_a_bulk_enqueue_of_which_nothing_was_accepted_raises(far, monkeypatch):
