@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from duly.connection import Link
 from duly.job import JobState
 from duly.namespace import create
 from duly.services.outlook import Outlook
@@ -59,6 +60,45 @@ async def test_jobs_start_when_they_are_due_without_polling_and_never_early(make
     assert max(late) < 0.1
     told = [(await job.get()).lateness_ms for job in jobs]
     assert max(told) < 100, "and the store was told"
+
+
+async def test_a_wake_up_that_went_to_a_dead_worker_costs_no_scan(make_app):
+    """
+    Whoever takes a token and dies before it claims leaves a ready job behind and nobody awake.
+    """
+    apps = [make_app(**LAZY) for _ in range(2)]
+    for app in apps:
+        note_starts(app)
+    store = await apps[0].store()
+    stolen: list[object] = []
+
+    async def steal() -> None:
+        link = Link(store.link.url)
+        try:
+            while True:
+                stolen.append(await link.call("BLPOP", store.keys[0].wake("tick"), 30, timeout_s=60))
+        finally:
+            await link.aclose()
+
+    # Who waits the longest is woken first: these wait before the workers do.
+    thieves = [asyncio.create_task(steal()) for _ in range(3)]
+    call = store.link.call
+
+    async def all_wait() -> None:
+        assert (await call("CLIENT", "LIST")).count(b" cmd=blpop ") >= len(thieves)
+
+    async def all_work() -> None:
+        assert await call("HLEN", store.keys[0].fixed["workers"]) == len(apps)
+
+    await eventually(all_wait)
+    async with working(apps[0]), working(apps[1]):
+        await eventually(all_work)
+        for _ in range(5):
+            await (await apps[0].enqueue("tick", {}, delay=0.2)).result(timeout=20)
+    assert stolen, "some wake-up must have been stolen"
+    for thief in thieves:
+        thief.cancel()
+    await asyncio.gather(*thieves, return_exceptions=True)
 
 
 async def test_an_earlier_job_of_another_process_wakes_the_sleeper(make_app):

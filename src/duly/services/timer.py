@@ -54,6 +54,7 @@ class Timer:
         self._role = role
         self._scan_s = scan_s
         self._claim = claim
+        self._again_s: float | None = None  #: when to see whether what was promoted has been taken
 
     async def run_once(self) -> int:
         """
@@ -65,13 +66,26 @@ class Timer:
         due_in_s = outlook.due_in_s()
         if due_in_s is not None and outlook.rank <= STANDS_BY:
             sleep_s = min(sleep_s, due_in_s + STAND_BY_S * outlook.rank)
+        if self._again_s is not None:
+            sleep_s = min(sleep_s, self._again_s - time.monotonic())
         if sleep_s > 0 and await outlook.changed(sleep_s):
             return 0
+        again = self._again_s is not None and self._again_s <= time.monotonic()
+        if again:
+            self._again_s = None
         # A claim promotes what it cannot take, and what it takes starts a step earlier.  Where other
-        # processes work, too, promoting wakes them in turn instead.
-        if not outlook.peers and self._claim() and await outlook.changed(STAND_BY_S):
+        # processes work, too, the first promotes, which wakes them in turn; but the one that was woken may
+        # have died, so whoever looks after that claims what is still there.
+        if (
+            (again or outlook.rank or not outlook.peers)
+            and self._claim()
+            and await outlook.changed(STAND_BY_S)
+        ):
             return 0
-        return await self.promote()
+        moved = await self.promote()
+        if moved and outlook.peers:
+            self._again_s = time.monotonic() + (STANDS_BY + 1) * STAND_BY_S
+        return moved
 
     async def promote(self) -> int:
         """
