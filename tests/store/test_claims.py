@@ -182,7 +182,7 @@ async def test_promote_moves_the_due_jobs_of_a_hundred_topics_that_it_never_hear
     for topic in topics:
         await store.enqueue_many([order(str(at), topic, delay_ms=10) for at in range(2)])
     clock.advance(ms=10)
-    seen = await store.promote(0)
+    seen = await store.promote(0, limit=200)
     assert (200, (), None) == (seen.moved, seen.unnamed, seen.next_due_ms)
     assert {} == look(*topics).due
 
@@ -381,7 +381,7 @@ async def test_a_lease_is_no_longer_than_the_time_to_run_and_its_grace(store):
 
 async def test_extend_answers_for_each_lease_in_order_however_many(store):
     await store.enqueue_many([order(str(at)) for at in range(450)])
-    leases = [lease for _ in range(3) for lease in await claim(store, limit=200)]
+    leases = [lease for _ in range(4) for lease in await claim(store, limit=200)]
     await store.ack(leases[0])
     await store.cancel([leases[300].key])
     held = await store.extend(0, leases)

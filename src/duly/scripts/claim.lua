@@ -204,8 +204,9 @@ for step = 0, #names - 1 do
 end
 
 -- What is due goes to its stream; but where a slot is still free, nothing waits there, and it starts at once.
+local MOVED_AT_ONCE = 128
 local numbers, used = nil, 0
-local unnamed = for_each_due(now, 200, tonumber(keep_ms), function(member, topic, record, due_ms)
+local unnamed = for_each_due(now, MOVED_AT_ONCE, tonumber(keep_ms), function(member, topic, record, due_ms)
   local position = place[topic]
   if free[position] > 0 and left > 0 and bytes > 0 then
     -- Its first run: all that there is to keep is what follows the mark.
@@ -220,7 +221,7 @@ local unnamed = for_each_due(now, 200, tonumber(keep_ms), function(member, topic
       return
     end
   end
-  numbers = numbers or take_numbers(200)
+  numbers = numbers or take_numbers(MOVED_AT_ONCE)
   promote(member, topic, record, due_ms, numbers + used)
   used = used + 1
   ready[position] = ready[position] + 1
