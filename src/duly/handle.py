@@ -89,9 +89,11 @@ class JobHandle(Generic[R_co]):
             raise JobNotFound(msg)
         return state
 
-    async def reschedule(self, *, delay: Seconds | None = None, due_at: datetime | None = None) -> Placed:
+    async def reschedule(
+        self, *, delay: Seconds | None = None, due_at: datetime | None = None, revision: int | None = None
+    ) -> Placed:
         """
-        Give it another due time, if it has not started.
+        Give it another due time, if it has not started, and where *revision* is said, is still at that one.
 
         Raises:
             UsageError: Say either *delay* or *due_at*.
@@ -106,6 +108,7 @@ class JobHandle(Generic[R_co]):
             self.key,
             delay_ms=None if delay is None else wait_ms(delay),
             due_ms=None if due_at is None else due_at_ms(due_at),
+            revision=revision,
         )
 
     async def requeue(self) -> Placed:

@@ -68,6 +68,7 @@ FIXED = {
     "claims": "hash     worker -> nonce and members of its last claim",
     "workers": "hash     worker -> what it says of itself",
     "beats": "zset     worker -> when it was heard last",
+    "api_keys": "hash     api key -> what it may do, and the hash of its secret",
     "events": "stream   what happened, one packed entry per script call",
     "consumers": "hash     event consumer -> '<counter> <epoch> <nonce>' it committed",
     "timer": "stream   the earliest due time changed",

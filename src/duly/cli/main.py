@@ -33,6 +33,8 @@ COMMANDS = {
     "enqueue": ("enqueue", "send one job"),
     "init": ("init", "write a starter app: handlers, settings, a test"),
     "jobs": ("jobs", "list, show, cancel, reschedule and requeue jobs"),
+    "keys": ("keys", "who may do what over HTTP: create, list, revoke API keys"),
+    "serve": ("serve", "serve the queue over HTTP until SIGTERM or Ctrl-C"),
     "stats": ("stats", "the queue at a glance"),
     "submit": ("submit", "send many jobs: from JSON lines, or as a load"),
     "top": ("top", "watch the queue: lateness, rates, backlog, workers, failures"),

@@ -250,11 +250,13 @@ class SyncJobHandle(Generic[R_co]):
         """
         return self._twin.run(self._handle().cancel())
 
-    def reschedule(self, *, delay: Seconds | None = None, due_at: datetime | None = None) -> Placed:
+    def reschedule(
+        self, *, delay: Seconds | None = None, due_at: datetime | None = None, revision: int | None = None
+    ) -> Placed:
         """
         Give it another due time, if it has not started; see `JobHandle.reschedule`.
         """
-        return self._twin.run(self._handle().reschedule(delay=delay, due_at=due_at))
+        return self._twin.run(self._handle().reschedule(delay=delay, due_at=due_at, revision=revision))
 
     def requeue(self) -> Placed:
         """

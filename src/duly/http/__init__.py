@@ -1,0 +1,3 @@
+"""
+The queue over HTTP: a service for any language, and endpoints that answer later.
+"""

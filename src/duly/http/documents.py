@@ -1,0 +1,178 @@
+"""
+What travels over HTTP: the requests that are understood, and the documents that are answered.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from duly.backoff import from_wire
+from duly.documents import JobDocument, job_document
+from duly.durations import parse_duration, parse_time
+from duly.job import JobState, check_topic
+from duly.newjob import NewJob
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from duly.job import Job
+
+#: The states as numbers, as asynchronous endpoints have always told them.
+STATUS_CODES = {
+    JobState.ready: 100,
+    JobState.scheduled: 200,
+    JobState.running: 300,
+    JobState.succeeded: 400,
+    JobState.dead: 500,
+    JobState.cancelled: 600,
+}
+
+Duration = int | float | str
+NULL = msgspec.Raw(b"null")
+
+
+class FixedBackoff(msgspec.Struct, tag_field="kind", tag="fixed", forbid_unknown_fields=True):
+    """
+    The same wait before every attempt.
+    """
+
+    delay: float
+
+
+class ExponentialBackoff(msgspec.Struct, tag_field="kind", tag="exponential", forbid_unknown_fields=True):
+    """
+    A wait that grows with each attempt.
+    """
+
+    base: float = 2.0
+    cap: float = 300.0
+    factor: float = 2.0
+    jitter: float | None = None
+
+
+class IntervalsBackoff(msgspec.Struct, tag_field="kind", tag="intervals", forbid_unknown_fields=True):
+    """
+    One wait after the other, the last again and again.
+    """
+
+    delays: list[float]
+
+
+class JobOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """
+    What may be said about a job beside its payload.
+    """
+
+    id: str | None = None
+    delay: Duration | None = None
+    due_at: str | None = None
+    expires: str | None = None
+    ttr: Duration | None = None
+    max_attempts: int | None = None
+    backoff: FixedBackoff | ExponentialBackoff | IntervalsBackoff | None = None
+    context: dict[str, Any] | None = None
+    priority: Literal["high", "normal", "low"] = "normal"
+    on_conflict: Literal["keep", "replace", "raise"] = "keep"
+    retain: Duration | None = None
+
+
+class JobRequest(JobOptions, kw_only=True, forbid_unknown_fields=True):
+    """
+    A job to be: POST /v1/topics/{topic}/jobs, or one line of a batch.
+    """
+
+    payload: msgspec.Raw = msgspec.field(default_factory=lambda: NULL)
+
+
+class Reschedule(msgspec.Struct, forbid_unknown_fields=True):
+    """
+    Another due time: one of the two.
+    """
+
+    delay: Duration | None = None
+    due_at: str | None = None
+
+
+class JobView(JobDocument, kw_only=True, frozen=True):
+    """
+    A job as it is now.
+    """
+
+    status_code: int
+
+
+class JobPage(msgspec.Struct):
+    """
+    Some jobs, and where to go on; null at the end.
+    """
+
+    jobs: list[JobView]
+    cursor: str | None
+
+
+def view_of(job: Job) -> JobView:
+    """
+    Describe a job.
+    """
+    document = job_document(job)
+    fields = {name: getattr(document, name) for name in JobDocument.__struct_fields__}
+    return JobView(**fields, status_code=STATUS_CODES[job.state])
+
+
+def seconds(value: Duration | None, what: str) -> float | None:
+    """
+    A duration as the queue takes it: seconds, or ISO 8601.
+
+    Raises:
+        UsageError: It is none.
+    """
+    return None if value is None else parse_duration(value, what) / 1000
+
+
+def time_of(text: str | None, what: str) -> datetime | None:
+    """
+    A time as the queue takes it: RFC 3339 with an offset.
+
+    Raises:
+        UsageError: It is none.
+    """
+    return None if text is None else parse_time(text, what)
+
+
+def new_job_of(topic: str, request: JobRequest) -> NewJob[Any]:
+    """
+    The job that a request describes.
+
+    Raises:
+        UsageError: A value is wrong.
+    """
+    backoff = request.backoff
+    words = None
+    if backoff is not None:
+        words = {name: value for name, value in msgspec.to_builtins(backoff).items() if value is not None}
+    return NewJob(
+        check_topic(topic),
+        bytes(request.payload),
+        id=request.id,
+        delay=seconds(request.delay, "delay"),
+        due_at=time_of(request.due_at, "due_at"),
+        expires=time_of(request.expires, "expires"),
+        priority=request.priority,
+        ttr=seconds(request.ttr, "ttr"),
+        max_attempts=request.max_attempts,
+        backoff=None if words is None else from_wire(words),
+        context=request.context,
+        on_conflict=request.on_conflict,
+        retain=seconds(request.retain, "retain"),
+    )
+
+
+def retry_after(job: Job, now_ms: int) -> str:
+    """
+    When it is worth to ask again for a job that has not ended.
+    """
+    left_s = math.ceil(max(job.due_ms - now_ms, 0) / 1000)
+    return str(min(max(left_s, 1), 3600))

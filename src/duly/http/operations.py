@@ -1,0 +1,79 @@
+"""
+Operations: what each path does, said once; routes, access and OpenAPI are made from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from duly.apikeys import Scope
+    from duly.http.service import Service
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """
+    A value in the path, the query or a header.
+    """
+
+    name: str
+    place: str  #: path, query or header
+    about: str
+    schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "string"})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """
+    What comes back with one status.
+    """
+
+    about: str
+    kind: Any = None  #: the type of the document, None for none
+    media: str = "application/json"
+    headers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """
+    One method on one path.
+    """
+
+    name: str  #: unique, for OpenAPI and for clients made from it
+    method: str
+    path: str
+    about: str
+    run: Callable[[Service, Request], Awaitable[Response]]
+    scope: Scope | None  #: None: needs no key
+    answers: Mapping[int, Answer]
+    problems: tuple[str, ...] = ()  #: beside those that every operation may answer with
+    parameters: tuple[Parameter, ...] = ()
+    body: Any = None  #: the type of the request, None for none
+    body_media: tuple[str, ...] = ("application/json",)
+    body_required: bool = True
+
+
+TOPIC = Parameter(
+    "topic",
+    "path",
+    "the topic",
+    {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]*$", "maxLength": 100},
+)
+JOB_ID = Parameter(
+    "id",
+    "path",
+    "the id of the job",
+    {"type": "string", "pattern": "^[A-Za-z0-9._~:@=+-]+$", "maxLength": 200},
+)
+WAIT = Parameter(
+    "wait", "query", "seconds to wait for an end at most", {"type": "number", "minimum": 0, "maximum": 3600}
+)
+PREFER = Parameter("Prefer", "header", "wait=SECONDS, as the parameter (RFC 7240)")

@@ -1,0 +1,81 @@
+"""
+Serve an ASGI application: where it may listen, and how it ends.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from duly.errors import UsageError
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from duly.apikeys import KeyRing
+
+
+def is_loopback(host: str) -> bool:
+    """
+    Whether only this machine reaches *host*.
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def check_place(host: str, keys: KeyRing) -> None:
+    """
+    Refuse to serve others without keys.
+
+    Raises:
+        UsageError: Other machines reach *host*, and there is no key.
+    """
+    if not is_loopback(host) and not await keys.any():
+        msg = (
+            f"{host} can be reached from other machines, and there is no API key: all could do everything. "
+            "Make one with `duly keys create NAME --scope admin`, or set DULY_API_KEYS, or serve on 127.0.0.1"
+        )
+        raise UsageError(msg)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """
+    A socket to serve on; port 0 takes a free one.
+
+    Raises:
+        UsageError: It cannot be had.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        said = error.strerror or str(error)
+        raise UsageError(
+            f"cannot listen on {host} port {port}: {said}; choose another with --port"
+        ) from error
+
+
+def server_of(application: Starlette, drain_s: float) -> uvicorn.Server:
+    """
+    A server that ends requests under way before it ends itself, for at most *drain_s*.
+    """
+    return uvicorn.Server(
+        uvicorn.Config(
+            application,
+            http="httptools",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=True,
+            timeout_graceful_shutdown=max(1, round(drain_s)),
+        )
+    )

@@ -1,0 +1,171 @@
+"""
+The service: operations on an app, as an ASGI application.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
+
+from duly.apikeys import KeyRing
+from duly.errors import DulyError
+from duly.http.access import Access
+from duly.http.problems import Problem, problem_of
+from duly.http.settings import ServiceSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from duly.app import Duly
+    from duly.http.operations import Operation
+
+log = logging.getLogger("duly.http")
+
+_WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d+(?:\.\d+)?)")
+
+
+class Service:
+    """
+    What operations work with.
+    """
+
+    def __init__(self, app: Duly, settings: ServiceSettings | None = None) -> None:
+        self.app = app
+        self.settings = settings or ServiceSettings()
+        self.keys: KeyRing
+        self.access: Access
+
+    async def open(self) -> None:
+        """
+        Connect.
+
+        Raises:
+            UsageError: ``DULY_API_KEYS`` cannot be read.
+            StoreUnavailable: The server cannot be reached.
+        """
+        self.keys = KeyRing(await self.app.store())
+        self.access = Access(self.keys, rate=self.settings.rate, burst=self.settings.burst)
+
+    def wait_s(self, request: Request) -> float:
+        """
+        How long a client wants to wait: by `wait` or `Prefer`, as far as is allowed.
+
+        Raises:
+            Problem: It is no number.
+        """
+        said = request.query_params.get("wait")
+        if said is None:
+            preferred = _WAIT.search(request.headers.get("prefer", ""))
+            return min(float(preferred[1]), self.settings.max_wait_s) if preferred else 0.0
+        try:
+            wait_s = float(said)
+        except ValueError:
+            wait_s = math.nan
+        if not 0 <= wait_s < math.inf:
+            raise Problem("invalid", f"wait={said!r} must be a number of seconds", field="wait")
+        return min(wait_s, self.settings.max_wait_s)
+
+
+def make_service(
+    app: Duly, operations: Sequence[Operation], settings: ServiceSettings | None = None
+) -> Starlette:
+    """
+    An ASGI application that serves *operations* on *app*.
+    """
+    service = Service(app, settings)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with app:
+            await service.open()
+            yield
+
+    middleware = []
+    if service.settings.cors_origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(service.settings.cors_origins),
+                allow_methods=["GET", "POST", "PATCH", "DELETE"],
+                allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "If-Match", "Prefer"],
+                expose_headers=["ETag", "Location", "Retry-After"],
+            )
+        )
+    starlette = Starlette(
+        routes=_routes(service, operations),
+        middleware=middleware,
+        exception_handlers={
+            Problem: _problem,
+            DulyError: _duly_error,
+            HTTPException: _http_error,
+            Exception: _fault,
+        },
+        lifespan=lifespan,
+    )
+    starlette.state.service = service
+    return starlette
+
+
+def _routes(service: Service, operations: Sequence[Operation]) -> list[Route]:
+    """
+    One route for each path, so that another method is answered with 405 and what is allowed.
+    """
+    by_path: dict[str, dict[str, Operation]] = {}
+    for operation in operations:
+        by_path.setdefault(operation.path, {})[operation.method] = operation
+    return [Route(path, _endpoint(service, found), methods=list(found)) for path, found in by_path.items()]
+
+
+def _endpoint(service: Service, found: dict[str, Operation]) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        operation = found["GET" if request.method == "HEAD" else request.method]
+        request.state.key = await service.access.check(
+            request, operation.scope, request.path_params.get("topic")
+        )
+        return await operation.run(service, request)
+
+    return endpoint
+
+
+async def _problem(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Problem)  # noqa: S101  # registered for it
+    return error.response()
+
+
+async def _duly_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, DulyError)  # noqa: S101  # registered for it
+    problem = problem_of(error)
+    if problem.status >= 500:
+        log.warning("%s: %s", type(error).__name__, error)
+    return problem.response()
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101  # registered for it
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        detail = f"{request.method} does not apply to {request.url.path}; it allows {allowed}"
+        return Problem("method-not-allowed", detail, headers=error.headers).response()
+    if error.status_code == 404:
+        return Problem("not-found", f"there is nothing at {request.url.path}").response()
+    return Problem("malformed", str(error.detail)).response()
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    # A fault of ours: logged with its traceback, and told without.
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return Problem(
+        "unavailable", "the service failed; its log says why", headers={"Retry-After": "5"}
+    ).response()

@@ -1,0 +1,75 @@
+"""
+The service on a real server: in this process for most tests, behind a real port where the wire matters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from duly import Duly
+from duly.http.api import api
+from duly.http.serve import listen, server_of
+from duly.http.settings import ServiceSettings
+
+
+@pytest.fixture
+def app(valkey, namespace):
+    return Duly(valkey.url, namespace=namespace)
+
+
+@pytest.fixture
+def serving(app):
+    """
+    Open the service with some settings: `async with serving(rate=1) as client`.
+    """
+
+    @asynccontextmanager
+    async def open_(**settings):
+        service = api(app, ServiceSettings(**settings))
+        async with service.router.lifespan_context(service):
+            transport = httpx.ASGITransport(service, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://duly", timeout=30) as client:
+                yield client
+
+    return open_
+
+
+@pytest.fixture
+async def client(serving):
+    async with serving() as client:
+        yield client
+
+
+@pytest.fixture
+async def url(app):
+    """
+    The service behind a port of its own.
+    """
+    place = listen("127.0.0.1", 0)
+    server = server_of(api(app), 1)
+    serving = asyncio.create_task(server.serve([place]))
+    while not server.started:
+        await asyncio.sleep(0.01)
+        assert not serving.done(), serving.result()
+    yield f"http://127.0.0.1:{place.getsockname()[1]}"
+    server.should_exit = True
+    await serving
+
+
+def problem(response, status, kind):
+    """
+    Check that an answer is a problem of one kind, and return its document.
+    """
+    assert (status, "application/problem+json") == (response.status_code, response.headers["content-type"]), (
+        response.text
+    )
+    document = response.json()
+    assert f"urn:duly:problem:{kind}" == document["type"], document
+    assert status == document["status"]
+    assert document["title"]
+    assert document["detail"]
+    return document

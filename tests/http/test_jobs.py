@@ -1,0 +1,381 @@
+"""
+Jobs over HTTP: each call, each answer, and nothing stored where a request is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from duly.job import JobState
+from duly.store import Want
+from tests.http.conftest import problem
+
+JOBS = "/v1/topics/mail/jobs"
+
+
+async def post(client, body=None, status=202, path=JOBS, **headers):
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    response = await client.post(path, json={} if body is None else body, headers=sent)
+    assert status == response.status_code, response.text
+    return response
+
+
+async def stored(app):
+    views = await app.views()
+    return [job for state in JobState async for job in views.each(state)]
+
+
+async def claim(app, topic="mail"):
+    store = await app.store()
+    claimed = await store.claim(0, [Want(topic, 1, 60_000)], worker="w", number=1)
+    return store, claimed.leases[0]
+
+
+# -- create -----------------------------------------------------------------------------------------------
+
+
+async def test_a_job_is_accepted_and_found_where_the_answer_says(client):
+    response = await post(
+        client, {"payload": {"to": "ada"}, "delay": 60, "id": "a", "context": {"tenant": "acme"}}
+    )
+    assert f"{JOBS}/a" == response.headers["location"]
+    told = response.json()
+    assert ("scheduled", 200, {"to": "ada"}, {"tenant": "acme"}) == (
+        told["state"],
+        told["status_code"],
+        told["payload"],
+        told["context"],
+    )
+    found = await client.get(response.headers["location"])
+    assert told == found.json(), "what is answered at once is what is stored"
+    assert response.headers["etag"] == found.headers["etag"]
+    assert "no-store" == found.headers["cache-control"]
+
+
+@pytest.mark.parametrize("delay", [90, 90.0, "90", "90s", "1m30s", "PT1M30S"])
+async def test_a_delay_is_seconds_or_a_duration(client, delay):
+    due = datetime.fromisoformat((await post(client, {"delay": delay})).json()["due_at"])
+    assert timedelta(seconds=80) < due - datetime.now(UTC) <= timedelta(seconds=91)
+
+
+async def test_a_due_time_has_an_offset(client):
+    told = (await post(client, {"due_at": "2036-01-31T10:00:00+01:00"})).json()
+    assert "2036-01-31T09:00:00.000Z" == told["due_at"]
+    document = problem(await client.post(JOBS, json={"due_at": "2036-01-31T10:00:00"}), 422, "invalid")
+    assert "due_at" == document["field"]
+    assert "offset" in document["detail"]
+
+
+async def test_an_empty_body_is_a_job_without_a_payload(client):
+    response = await client.post(JOBS)
+    assert 202 == response.status_code
+    assert response.json()["payload"] is None
+
+
+async def test_every_option_reaches_the_job(client, app):
+    body = {
+        "id": "a",
+        "delay": 5,
+        "expires": "2036-01-01T00:00:00Z",
+        "ttr": 7,
+        "max_attempts": 3,
+        "backoff": {"kind": "fixed", "delay": 4},
+        "context": {"tenant": "acme"},
+        "priority": "high",
+        "retain": 100,
+    }
+    await post(client, body)
+    job = await app.job("mail", "a").get()
+    assert ("high", 7_000) == (job.priority, job.ttr_ms)
+    assert datetime(2036, 1, 1, tzinfo=UTC).timestamp() * 1000 == job.expires_ms
+    assert (3, {"kind": "fixed", "delay": 4}, {"tenant": "acme"}) == (
+        job.envelope.max_attempts,
+        job.envelope.backoff,
+        job.envelope.context,
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"delay": -1}, "delay"),
+        ({"delay": "soon"}, None),
+        ({"delay": 1, "due_at": "2036-01-01T00:00:00Z"}, None),
+        ({"dely": 1}, "dely"),
+        ({"id": "a/b"}, None),
+        ({"id": ""}, None),
+        ({"ttr": 0}, "ttr"),
+        ({"ttr": []}, "ttr"),
+        ({"max_attempts": 0}, "max_attempts"),
+        ({"max_attempts": "3"}, "max_attempts"),
+        ({"priority": "urgent"}, "priority"),
+        ({"on_conflict": "merge"}, "on_conflict"),
+        ({"backoff": {"kind": "random"}}, "backoff.kind"),
+        ({"backoff": {"kind": "fixed", "delay": -1}}, None),
+        ({"context": []}, "context"),
+        ({"context": {"long": "x" * 9000}}, "context"),
+        ({"retain": -1}, "retain"),
+        ([], None),
+    ],
+)
+async def test_a_wrong_value_is_named_and_nothing_is_stored(client, app, body, field):
+    document = problem(await client.post(JOBS, json=body), 422, "invalid")
+    if field is not None:
+        assert field == document["field"]
+    assert [] == await stored(app)
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"\xff", b'{"payload": NaN}', b'{"payload":' + b"[" * 10_000, b'{"delay":1}x']
+)
+async def test_what_is_no_json_is_a_400(client, app, body):
+    problem(
+        await client.post(JOBS, content=body, headers={"content-type": "application/json"}), 400, "malformed"
+    )
+    assert [] == await stored(app)
+
+
+async def test_another_media_type_is_a_415(client):
+    response = await client.post(JOBS, content=b"<a/>", headers={"content-type": "text/xml"})
+    problem(response, 415, "unsupported")
+    assert "application/json" == response.headers["accept"]
+
+
+async def test_a_body_over_the_limit_is_a_413_also_without_a_length(serving, app):
+    async def drip():
+        for _ in range(20):
+            yield b" " * 100
+
+    async with serving(body_limit=1000) as client:
+        headers = {"content-type": "application/json"}
+        problem(await client.post(JOBS, content=b" " * 1001, headers=headers), 413, "too-large")
+        problem(await client.post(JOBS, content=drip(), headers=headers), 413, "too-large")
+        assert [] == await stored(app)
+
+
+async def test_a_payload_over_the_limit_is_told(client):
+    assert (
+        "payload"
+        == problem(await client.post(JOBS, json={"payload": "x" * 300_000}), 422, "invalid")["field"]
+    )
+
+
+async def test_the_same_id_is_the_same_job(client):
+    first = await post(client, {"id": "a", "payload": 1, "delay": 60})
+    again = await post(client, {"id": "a", "payload": 2, "delay": 60})
+    assert first.headers["etag"] == again.headers["etag"]
+    assert 1 == again.json()["payload"]
+    problem(await client.post(JOBS, json={"id": "a", "on_conflict": "raise"}), 409, "exists")
+    replaced = await post(client, {"id": "a", "payload": 3, "delay": 60, "on_conflict": "replace"})
+    assert first.headers["etag"] != replaced.headers["etag"]
+    assert 3 == replaced.json()["payload"]
+
+
+async def test_an_idempotency_key_makes_one_job_of_one_request(client, app):
+    answers = [await post(client, {"payload": 1, "delay": 60}, Idempotency_Key="k 1") for _ in range(2)]
+    assert 1 == len({answer.headers["location"] for answer in answers})
+    document = problem(
+        await client.post(JOBS, json={"payload": 2, "delay": 60}, headers={"Idempotency-Key": "k 1"}),
+        422,
+        "key-reused",
+    )
+    assert "Idempotency-Key" == document["field"]
+    assert 1 == len(await stored(app))
+    await post(client, {"payload": 1, "delay": 60}, Idempotency_Key="k 2")
+    assert 2 == len(await stored(app))
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "\xe9"])
+async def test_what_is_no_key_is_refused(client, key):
+    response = await client.post(JOBS, json={}, headers=[(b"Idempotency-Key", key.encode("latin-1"))])
+    problem(response, 422, "invalid")
+
+
+async def test_a_client_may_wait_for_the_end(client, app):
+    async def work():
+        while not await stored(app):
+            await asyncio.sleep(0.01)
+        store, lease = await claim(app)
+        await store.ack(lease, b'{"sent":true}')
+
+    working = asyncio.create_task(work())
+    response = await post(client, {"payload": 1}, 200, Prefer="wait=20")
+    await working
+    assert ("succeeded", 400, {"sent": True}) == tuple(
+        response.json()[name] for name in ("state", "status_code", "result")
+    )
+
+
+async def test_waiting_ends_in_time_and_says_when_to_ask_again(client):
+    response = await post(client, {"payload": 1, "delay": 30}, 202, Prefer="respond-async, wait=0.05")
+    assert "scheduled" == response.json()["state"]
+    assert 28 <= int(response.headers["retry-after"]) <= 31
+
+
+async def test_a_full_topic_is_a_503(client, app):
+    await app.limit("mail", 1)
+    await post(client, {"delay": 60})
+    response = await client.post(JOBS, json={"delay": 60})
+    problem(response, 503, "full")
+    assert response.headers["retry-after"]
+
+
+async def test_a_server_that_is_away_is_a_503_that_names_no_server(client, app, monkeypatch):
+    store = await app.store()
+    monkeypatch.setattr(store.link, "patience_s", 0.05)
+
+    def elsewhere():
+        from redis.asyncio import UnixDomainSocketConnection
+
+        return UnixDomainSocketConnection(path="/nowhere/s.sock", protocol=2)
+
+    await store.link.drop_idle()
+    monkeypatch.setattr(store.link, "_new_connection", elsewhere)
+    response = await client.post(JOBS, json={})
+    assert "nowhere" not in problem(response, 503, "unavailable")["detail"]
+    assert response.headers["retry-after"]
+
+
+# -- look -------------------------------------------------------------------------------------------------
+
+
+async def test_a_job_that_is_not_there_is_a_404_everywhere(client):
+    for method, path in [
+        ("GET", "/a"),
+        ("GET", "/a?wait=1"),
+        ("GET", "/a/result"),
+        ("DELETE", "/a"),
+        ("POST", "/a/requeue"),
+    ]:
+        problem(await client.request(method, JOBS + path), 404, "job-not-found")
+    problem(await client.patch(JOBS + "/a", json={"delay": 1}), 404, "job-not-found")
+
+
+@pytest.mark.parametrize("wait", ["-1", "soon", "nan", "inf"])
+async def test_a_wait_is_a_number(client, wait):
+    await post(client, {"id": "a"})
+    assert "wait" == problem(await client.get(f"{JOBS}/a?wait={wait}"), 422, "invalid")["field"]
+
+
+async def test_the_result_has_a_status_for_every_end(client, app):
+    for id_ in ("done", "dead", "cancelled", "waiting"):
+        await post(client, {"id": id_, "delay": 60 if id_ == "waiting" else 0})
+    await app.job("mail", "cancelled").cancel()
+    store = await app.store()
+    claimed = await store.claim(0, [Want("mail", 10, 60_000)], worker="w", number=1)
+    for lease in claimed.leases:
+        if lease.key.id == "done":
+            await store.ack(lease, b"[1, 2]")
+        else:
+            await store.bury(lease, b'{"type":"Broken","message":"it is"}')
+    done = await client.get(f"{JOBS}/done/result")
+    assert (200, [1, 2]) == (done.status_code, done.json())
+    assert {"type": "Broken", "message": "it is"} == problem(
+        await client.get(f"{JOBS}/dead/result"), 424, "dead"
+    )["error"]
+    problem(await client.get(f"{JOBS}/cancelled/result"), 410, "cancelled")
+    waiting = await client.get(f"{JOBS}/waiting/result")
+    assert "scheduled" == problem(waiting, 409, "unfinished")["state"]
+    assert waiting.headers["retry-after"]
+
+
+# -- move -------------------------------------------------------------------------------------------------
+
+
+async def test_a_job_is_rescheduled_once_for_each_etag(client):
+    etag = (await post(client, {"id": "a", "delay": 60})).headers["etag"]
+    moved = await client.patch(f"{JOBS}/a", json={"delay": "PT2H"}, headers={"If-Match": etag})
+    assert 200 == moved.status_code
+    due = datetime.fromisoformat(moved.json()["due_at"])
+    assert timedelta(minutes=110) < due - datetime.now(UTC) <= timedelta(hours=2, seconds=1)
+    late = await client.patch(f"{JOBS}/a", json={"delay": 1}, headers={"If-Match": etag})
+    problem(late, 412, "outdated")
+    assert moved.headers["etag"] == late.headers["etag"]
+    problem(
+        await client.patch(f"{JOBS}/a", json={"delay": 1}, headers={"If-Match": 'W/"x"'}), 412, "outdated"
+    )
+    assert 200 == (await client.patch(f"{JOBS}/a", json={"delay": 1}, headers={"If-Match": "*"})).status_code
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"delay": 1, "due_at": "2036-01-01T00:00:00Z"}, {"delay": None}, {"when": 1}]
+)
+async def test_a_reschedule_says_one_time(client, body):
+    await post(client, {"id": "a", "delay": 60})
+    problem(await client.patch(f"{JOBS}/a", json=body), 422, "invalid")
+
+
+async def test_a_running_job_cannot_be_rescheduled_but_cancelled(client, app):
+    await post(client, {"id": "a"})
+    await claim(app)
+    problem(await client.patch(f"{JOBS}/a", json={"delay": 1}), 409, "conflict")
+    cancelled = await client.delete(f"{JOBS}/a")
+    assert (200, "cancelled", 600) == (
+        cancelled.status_code,
+        cancelled.json()["state"],
+        cancelled.json()["status_code"],
+    )
+    assert 200 == (await client.delete(f"{JOBS}/a")).status_code, "once more is the same"
+
+
+async def test_an_ended_job_is_not_cancelled_but_run_again(client, app):
+    await post(client, {"id": "a"})
+    store, lease = await claim(app)
+    problem(await client.post(f"{JOBS}/a/requeue"), 409, "conflict")
+    await store.ack(lease)
+    assert "succeeded" == problem(await client.delete(f"{JOBS}/a"), 409, "conflict")["state"]
+    again = await client.post(f"{JOBS}/a/requeue")
+    assert (202, "ready") == (again.status_code, again.json()["state"])
+
+
+# -- list -------------------------------------------------------------------------------------------------
+
+
+async def everything(client, query=""):
+    found, cursor = [], ""
+    for _ in range(100):
+        page = (await client.get(f"{JOBS}?{query}" + (f"&cursor={cursor}" if cursor else ""))).json()
+        found += [job["id"] for job in page["jobs"]]
+        cursor = page["cursor"]
+        if cursor is None:
+            return found
+    raise AssertionError("the list has no end")
+
+
+async def test_a_list_goes_through_every_state_page_by_page(client, app):
+    for number in range(5):
+        await post(client, {"id": f"s{number}", "delay": 60 + number})
+        await post(client, {"id": f"r{number}"})
+    await app.job("mail", "s0").cancel()
+    assert {f"{kind}{number}" for kind in "sr" for number in range(5)} == set(
+        await everything(client, "limit=2")
+    )
+    assert [f"s{number}" for number in range(1, 5)] == await everything(client, "state=scheduled&limit=3")
+    assert ["s0"] == await everything(client, "state=cancelled")
+    assert [] == await everything(client, "state=dead")
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("limit=0", "limit"),
+        ("limit=x", "limit"),
+        ("limit=1001", "limit"),
+        ("state=lost", "state"),
+        ("cursor=x", "cursor"),
+        ("state=dead&cursor=ready!", "cursor"),
+    ],
+)
+async def test_a_list_says_what_it_does_not_understand(client, query, field):
+    assert field == problem(await client.get(f"{JOBS}?{query}"), 422, "invalid")["field"]
+
+
+async def test_what_is_not_there_is_a_problem_too(client):
+    problem(await client.get("/v1/nothing"), 404, "not-found")
+    response = await client.put(JOBS)
+    problem(response, 405, "method-not-allowed")
+    assert {"GET", "HEAD", "POST"} == set(response.headers["allow"].replace(" ", "").split(","))
+    problem(await client.get("/v1/topics/a%20b/jobs"), 422, "invalid")
