@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from duly.http import cursors
 from duly.job import JobState
 from duly.store import Want
 from tests.http.conftest import problem
@@ -102,19 +103,22 @@ async def test_every_option_reaches_the_job(client, app):
     ("body", "field"),
     [
         ({"delay": -1}, "delay"),
-        ({"delay": "soon"}, None),
+        ({"delay": "soon"}, "delay"),
         ({"delay": 1, "due_at": "2036-01-01T00:00:00Z"}, None),
         ({"dely": 1}, "dely"),
-        ({"id": "a/b"}, None),
-        ({"id": ""}, None),
+        ({"id": "a/b"}, "id"),
+        ({"id": ""}, "id"),
         ({"ttr": 0}, "ttr"),
+        ({"ttr": "0s"}, "ttr"),
         ({"ttr": []}, "ttr"),
+        ({"due_at": "2036-02-30T00:00:00Z"}, "due_at"),
+        ({"expires": "tomorrow"}, "expires"),
         ({"max_attempts": 0}, "max_attempts"),
         ({"max_attempts": "3"}, "max_attempts"),
         ({"priority": "urgent"}, "priority"),
         ({"on_conflict": "merge"}, "on_conflict"),
         ({"backoff": {"kind": "random"}}, "backoff.kind"),
-        ({"backoff": {"kind": "fixed", "delay": -1}}, None),
+        ({"backoff": {"kind": "fixed", "delay": -1}}, "backoff.delay"),
         ({"context": []}, "context"),
         ({"context": {"long": "x" * 9000}}, "context"),
         ({"retain": -1}, "retain"),
@@ -154,6 +158,15 @@ async def test_a_body_over_the_limit_is_a_413_also_without_a_length(serving, app
         problem(await client.post(JOBS, content=b" " * 1001, headers=headers), 413, "too-large")
         problem(await client.post(JOBS, content=drip(), headers=headers), 413, "too-large")
         assert [] == await stored(app)
+
+
+async def test_a_wrong_text_is_told_how_to_write_it(client):
+    def detail(field, value):
+        return client.post(JOBS, json={field: value})
+
+    assert "PT1H30M" in problem(await detail("delay", "P1Y"), 422, "invalid")["detail"]
+    assert "more than zero" in problem(await detail("ttr", "0s"), 422, "invalid")["detail"]
+    assert "A-Z a-z" in problem(await detail("id", "a b"), 422, "invalid")["detail"]
 
 
 async def test_a_payload_over_the_limit_is_told(client):
@@ -366,7 +379,9 @@ async def test_a_list_goes_through_every_state_page_by_page(client, app):
         ("limit=1001", "limit"),
         ("state=lost", "state"),
         ("cursor=x", "cursor"),
-        ("state=dead&cursor=ready!", "cursor"),
+        ("cursor=", "cursor"),
+        (f"cursor={cursors.write(JobState.scheduled, '0:x y')}", "cursor"),
+        (f"state=dead&cursor={cursors.write(JobState.ready, '')}", "cursor"),
     ],
 )
 async def test_a_list_says_what_it_does_not_understand(client, query, field):

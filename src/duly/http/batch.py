@@ -12,7 +12,7 @@ from duly.errors import DulyError
 from duly.group import MAX_JOBS
 from duly.http.answers import Lines
 from duly.http.bodies import JSON, NDJSON, decode, media_type, read_body, too_large
-from duly.http.documents import JobRequest, new_job_of
+from duly.http.documents import JobBody, JobRequest, new_job_of
 from duly.http.operations import TOPIC, Answer, Operation
 from duly.http.problems import Problem, problem_of
 from duly.job import check_topic
@@ -160,7 +160,7 @@ OPERATIONS = [
         run=create_many,
         scope="enqueue",
         parameters=(TOPIC,),
-        body=list[JobRequest],
+        body=list[JobBody],
         body_media=("application/json", "application/x-ndjson"),
         answers={202: Answer("a line for each job", BatchLine, media="application/x-ndjson")},
         problems=("too-large", "unsupported", "invalid"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from duly.http.grammar import ADVICE
 from duly.http.problems import Problem
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ T = TypeVar("T")
 #: As msgspec says where: "Expected `int`, got `str` - at `$.ttr`".
 _WHERE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<field>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>[^`]*)`")
+_ADVICE = {f"Expected `str` matching regex {pattern!r}": advice for pattern, advice in ADVICE.items()}
 _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]*)`")
 
 JSON = ("application/json",)
@@ -105,5 +107,6 @@ def invalid(error: msgspec.ValidationError) -> Problem:
     named = _UNKNOWN.match(what) or _MISSING.match(what)
     if named:
         path = f"{path}.{named['field']}" if path else named["field"]
+    what = _ADVICE.get(what, what)
     said = what[:1].lower() + what[1:]
     return Problem("invalid", f"{path}: {said}" if path else said, field=path or None)

@@ -5,13 +5,15 @@ What travels over HTTP: the requests that are understood, and the documents that
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
 from duly.backoff import from_wire
 from duly.documents import JobDocument, job_document
 from duly.durations import parse_duration, parse_time
+from duly.http.grammar import Duration, JobId, PositiveDuration, Seconds, Time
 from duly.job import JobState, check_topic
 from duly.newjob import NewJob
 
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
     from duly.job import Job
 
 #: The states as numbers, as asynchronous endpoints have always told them.
-STATUS_CODES = {
+StatusCode = Literal[100, 200, 300, 400, 500, 600]
+STATUS_CODES: dict[JobState, StatusCode] = {
     JobState.ready: 100,
     JobState.scheduled: 200,
     JobState.running: 300,
@@ -30,7 +33,6 @@ STATUS_CODES = {
     JobState.cancelled: 600,
 }
 
-Duration = int | float | str
 NULL = msgspec.Raw(b"null")
 
 
@@ -39,7 +41,7 @@ class FixedBackoff(msgspec.Struct, tag_field="kind", tag="fixed", forbid_unknown
     The same wait before every attempt.
     """
 
-    delay: float
+    delay: Seconds
 
 
 class ExponentialBackoff(msgspec.Struct, tag_field="kind", tag="exponential", forbid_unknown_fields=True):
@@ -47,10 +49,10 @@ class ExponentialBackoff(msgspec.Struct, tag_field="kind", tag="exponential", fo
     A wait that grows with each attempt.
     """
 
-    base: float = 2.0
-    cap: float = 300.0
-    factor: float = 2.0
-    jitter: float | None = None
+    base: Seconds = 2.0
+    cap: Seconds = 300.0  #: not below base
+    factor: Annotated[float, Meta(ge=1, le=1000)] = 2.0
+    jitter: Annotated[float, Meta(ge=0, le=1)] | None = None
 
 
 class IntervalsBackoff(msgspec.Struct, tag_field="kind", tag="intervals", forbid_unknown_fields=True):
@@ -58,7 +60,7 @@ class IntervalsBackoff(msgspec.Struct, tag_field="kind", tag="intervals", forbid
     One wait after the other, the last again and again.
     """
 
-    delays: list[float]
+    delays: Annotated[list[Seconds], Meta(min_length=1, max_length=1000)]
 
 
 class JobOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -66,12 +68,12 @@ class JobOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     What may be said about a job beside its payload.
     """
 
-    id: str | None = None
+    id: JobId | None = None
     delay: Duration | None = None
-    due_at: str | None = None
-    expires: str | None = None
-    ttr: Duration | None = None
-    max_attempts: int | None = None
+    due_at: Time | None = None
+    expires: Time | None = None
+    ttr: PositiveDuration | None = None
+    max_attempts: Annotated[int, Meta(ge=1, le=65_535)] | None = None
     backoff: FixedBackoff | ExponentialBackoff | IntervalsBackoff | None = None
     context: dict[str, Any] | None = None
     priority: Literal["high", "normal", "low"] = "normal"
@@ -87,13 +89,29 @@ class JobRequest(JobOptions, kw_only=True, forbid_unknown_fields=True):
     payload: msgspec.Raw = msgspec.field(default_factory=lambda: NULL)
 
 
+_SAID = {"not": {"type": "null"}}
+
+#: The same, with what the fields alone do not say: not both of the two.
+JobBody = Annotated[
+    JobRequest,
+    Meta(
+        extra_json_schema={
+            "not": {"required": ["delay", "due_at"], "properties": {"delay": _SAID, "due_at": _SAID}}
+        }
+    ),
+]
+
+
 class Reschedule(msgspec.Struct, forbid_unknown_fields=True):
     """
     Another due time: one of the two.
     """
 
-    delay: Duration | None = None
-    due_at: str | None = None
+    delay: Duration | UnsetType = UNSET
+    due_at: Time | UnsetType = UNSET
+
+
+RescheduleBody = Annotated[Reschedule, Meta(extra_json_schema={"minProperties": 1, "maxProperties": 1})]
 
 
 class JobView(JobDocument, kw_only=True, frozen=True):
@@ -101,7 +119,7 @@ class JobView(JobDocument, kw_only=True, frozen=True):
     A job as it is now.
     """
 
-    status_code: int
+    status_code: StatusCode
 
 
 class JobPage(msgspec.Struct):
@@ -122,7 +140,7 @@ def view_of(job: Job) -> JobView:
     return JobView(**fields, status_code=STATUS_CODES[job.state])
 
 
-def seconds(value: Duration | None, what: str) -> float | None:
+def seconds(value: float | str | None, what: str) -> float | None:
     """
     A duration as the queue takes it: seconds, or ISO 8601.
 

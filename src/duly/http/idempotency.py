@@ -22,7 +22,10 @@ HEADER = "idempotency-key"
 
 #: Where a job's context keeps which request made it.
 MARK = "duly.request"
-_KEY = re.compile(r"[\x20-\x7e]{1,255}")
+
+#: Printable ASCII; blanks around a header belong to no value.
+PATTERN = "^[!-~](?:[ -~]*[!-~])?$"
+_KEY = re.compile(PATTERN)
 
 
 def key_of(request: Request) -> str | None:
@@ -35,7 +38,7 @@ def key_of(request: Request) -> str | None:
     key = request.headers.get(HEADER)
     if key is None:
         return None
-    if not _KEY.fullmatch(key):
+    if len(key) > 255 or not _KEY.fullmatch(key):
         raise Problem(
             "invalid", "Idempotency-Key must be 1 to 255 printable ASCII characters", field="Idempotency-Key"
         )

@@ -13,15 +13,17 @@ from starlette.responses import Response
 
 from duly.durations import say_time
 from duly.errors import Conflict
-from duly.http import idempotency
+from duly.http import cursors, idempotency
 from duly.http.answers import answer, etag_of, job_answer, path_of
 from duly.http.bodies import read_json
 from duly.http.documents import (
     STATUS_CODES,
+    JobBody,
     JobPage,
     JobRequest,
     JobView,
     Reschedule,
+    RescheduleBody,
     new_job_of,
     seconds,
     time_of,
@@ -162,12 +164,15 @@ async def reschedule(service: Service, request: Request) -> Response:
     """
     key = job_key(request)
     wanted = await read_json(request, _reschedules, service.settings.body_limit)
-    if (wanted.delay is None) == (wanted.due_at is None):
+    delay = None if wanted.delay is msgspec.UNSET else wanted.delay
+    due_at = None if wanted.due_at is msgspec.UNSET else wanted.due_at
+    if (delay is None) == (due_at is None):
         raise Problem("invalid", "say either delay or due_at", field="delay")
-    due_at, delay_s = time_of(wanted.due_at, "due_at"), seconds(wanted.delay, "delay")
     revision = _wanted_revision(request)
     try:
-        await service.app.job(*key).reschedule(delay=delay_s, due_at=due_at, revision=revision)
+        await service.app.job(*key).reschedule(
+            delay=seconds(delay, "delay"), due_at=time_of(due_at, "due_at"), revision=revision
+        )
     except Conflict:
         job = await _get(service, key)
         if revision is not None and job.revision != revision:
@@ -219,9 +224,9 @@ async def list_(service: Service, request: Request) -> Response:
     page = await views.page(states[0], topic, cursor=cursor, limit=limit)
     following = None
     if page.cursor is not None:
-        following = f"{states[0].name}!{page.cursor}"
+        following = cursors.write(states[0], page.cursor)
     elif len(states) > 1:
-        following = f"{states[1].name}!"
+        following = cursors.write(states[1], "")
     return answer(JobPage([view_of(job) for job in page.jobs], following))
 
 
@@ -241,12 +246,13 @@ def _place(request: Request) -> tuple[list[JobState], str | None]:
     if said is not None and said not in names:
         raise Problem("invalid", f"state={said!r} must be one of {', '.join(names)}", field="state")
     states = [JobState[said]] if said else list(JobState)
-    if not cursor:
+    if cursor is None:
         return states, None
-    name, mark, place = cursor.partition("!")
-    if not mark or name not in [state.name for state in states]:
+    found = cursors.read(cursor)
+    if found is None or found[0] not in states:
         raise Problem("invalid", "cursor is not one that a page of this list gave", field="cursor")
-    return states[[state.name for state in states].index(name) :], place or None
+    state, place = found
+    return states[states.index(state) :], place or None
 
 
 _JOB = Answer("the job", JobView, headers=("ETag", "Retry-After"))
@@ -268,10 +274,11 @@ OPERATIONS = [
                 "Idempotency-Key",
                 "header",
                 "makes sending the same again safe",
-                {"type": "string", "maxLength": 255},
+                {"type": "string", "pattern": idempotency.PATTERN, "maxLength": 255},
             ),
         ),
-        body=JobRequest,
+        body=JobBody,
+        body_required=False,
         answers={
             202: Answer(
                 "accepted: it is stored, and will run when it is due", JobView, headers=("Location", "ETag")
@@ -292,7 +299,7 @@ OPERATIONS = [
         parameters=(
             TOPIC,
             Parameter("state", "query", "only jobs in this state", _STATE),
-            Parameter("cursor", "query", "where the last page ended"),
+            Parameter("cursor", "query", "where the last page ended; taken from it", cursors.SCHEMA),
             Parameter(
                 "limit", "query", "jobs of a page", {"type": "integer", "minimum": 1, "maximum": MAX_PAGE}
             ),
@@ -319,7 +326,7 @@ OPERATIONS = [
         run=reschedule,
         scope="enqueue",
         parameters=(TOPIC, JOB_ID, Parameter("If-Match", "header", "the ETag that the job must still have")),
-        body=Reschedule,
+        body=RescheduleBody,
         answers={200: _JOB},
         problems=("job-not-found", "conflict", "outdated", "too-large", "unsupported", "invalid"),
     ),

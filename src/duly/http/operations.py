@@ -7,6 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from duly.http.grammar import ID_PATTERN, TOPIC_PATTERN
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
@@ -65,15 +67,18 @@ TOPIC = Parameter(
     "topic",
     "path",
     "the topic",
-    {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]*$", "maxLength": 100},
+    {"type": "string", "pattern": TOPIC_PATTERN, "minLength": 1, "maxLength": 100},
 )
 JOB_ID = Parameter(
     "id",
     "path",
     "the id of the job",
-    {"type": "string", "pattern": "^[A-Za-z0-9._~:@=+-]+$", "maxLength": 200},
+    {"type": "string", "pattern": ID_PATTERN, "minLength": 1, "maxLength": 200},
 )
 WAIT = Parameter(
-    "wait", "query", "seconds to wait for an end at most", {"type": "number", "minimum": 0, "maximum": 3600}
+    "wait",
+    "query",
+    "seconds to wait for an end at most; the service has a limit of its own",
+    {"type": "number", "minimum": 0},
 )
 PREFER = Parameter("Prefer", "header", "wait=SECONDS, as the parameter (RFC 7240)")
