@@ -281,6 +281,26 @@ class Completion(Strict):
     script: str
 
 
+class Key(Strict):
+    """
+    An API key, without its secret.
+    """
+
+    id: str
+    name: str
+    scopes: list[Literal["enqueue", "work", "read", "admin"]]
+    topics: list[str] | None  #: patterns; null means every topic
+    created_at: str | None  #: null for one that the environment brings
+
+
+class NewKey(Key):
+    """
+    An API key that was just made.
+    """
+
+    key: str  #: what to send; shown this once
+
+
 #: What each command prints: one document, or (lines) one on each line.
 SHAPES: dict[str, tuple[type[Strict], Literal["document", "lines"]]] = {
     "completion": (Completion, "document"),
@@ -292,6 +312,9 @@ SHAPES: dict[str, tuple[type[Strict], Literal["document", "lines"]]] = {
     "jobs requeue": (Steered, "lines"),
     "jobs reschedule": (Steered, "lines"),
     "jobs show": (Job, "document"),
+    "keys create": (NewKey, "document"),
+    "keys ls": (Key, "lines"),
+    "keys revoke": (Key, "lines"),
     "stats": (Stats, "document"),
     "submit": (Submitted, "document"),
     "topics ls": (Topic, "lines"),

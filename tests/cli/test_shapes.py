@@ -17,7 +17,7 @@ from tests.cli.schemas import CHOSEN, SHAPES, read
 from tests.docs.commands import commands
 from tests.eventually import eventually
 
-GROUPS = ("dead", "jobs", "topics", "workers")
+GROUPS = ("dead", "jobs", "keys", "topics", "workers")
 ABOUT = {
     "host": "host",
     "pid": 1,

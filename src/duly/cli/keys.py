@@ -12,7 +12,7 @@ from duly.apikeys import SCOPES, ApiKey, KeyRing
 from duly.cli.loop import run
 from duly.cli.main import COMMANDS, NO, OK
 from duly.cli.options import app_of, as_json, server
-from duly.cli.output import print_json, print_table
+from duly.cli.output import print_json, print_json_line, print_table
 from duly.durations import say_time
 from duly.job import moment
 
@@ -29,8 +29,8 @@ def keys() -> None:
     """
 
 
-def _with_ring(work: Callable[[KeyRing], Awaitable[T]]) -> T:
-    app = app_of()
+def _with_ring(work: Callable[[KeyRing], Awaitable[T]], *, existing: bool = True) -> T:
+    app = app_of(existing=existing)
 
     async def main() -> T:
         async with app:
@@ -64,7 +64,7 @@ def create(name: str, scopes: tuple[str, ...], topics: tuple[str, ...], as_json:
     """
     Make a key called NAME and print it, this once: only its hash is stored.
     """
-    text, key = _with_ring(lambda ring: ring.create(name, scopes, topics))
+    text, key = _with_ring(lambda ring: ring.create(name, scopes, topics), existing=False)
     if as_json:
         print_json(_document(key) | {"key": text})
     else:
@@ -82,7 +82,8 @@ def list_(as_json: bool) -> int:
     """
     found = _with_ring(lambda ring: ring.all())
     if as_json:
-        print_json([_document(key) for key in found])
+        for key in found:
+            print_json_line(_document(key))
         return OK
     rows = [
         (
@@ -108,7 +109,8 @@ def revoke(name: str, as_json: bool) -> int:
     """
     gone = [_document(key) for key in _with_ring(lambda ring: ring.revoke(name))]
     if as_json:
-        print_json(gone)
+        for key in gone:
+            print_json_line(key)
     elif gone:
         click.echo(f"revoked {', '.join(str(key['id']) for key in gone)}")
     if not gone:

@@ -5,7 +5,10 @@ Serve an ASGI application: where it may listen, and how it ends.
 from __future__ import annotations
 
 import ipaddress
+import signal
 import socket
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -13,6 +16,8 @@ import uvicorn
 from duly.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from starlette.applications import Starlette
 
     from duly.apikeys import KeyRing
@@ -62,11 +67,36 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def server_of(application: Starlette, drain_s: float) -> uvicorn.Server:
+class Server(uvicorn.Server):
+    """
+    A server that returns once it has drained.
+
+    uvicorn raises the signal that ended it anew, which would end the process before its app is closed.
+    """
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """
+        Let SIGINT and SIGTERM end it, a second SIGINT at once.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {
+            number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def server_of(application: Starlette, drain_s: float) -> Server:
     """
     A server that ends requests under way before it ends itself, for at most *drain_s*.
     """
-    return uvicorn.Server(
+    return Server(
         uvicorn.Config(
             application,
             http="httptools",
