@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import duly
 from duly import errors, events, keys, metrics, records, scripts, settings
 from duly.job import JobState, Lane
-from tests.docs import commands
+from tests.docs import commands, operations
 from tests.docs.pages import ROOT
 
 if TYPE_CHECKING:
@@ -265,6 +265,9 @@ PARTS = {
     "metrics-of-process": lambda: metrics_table("process"),
     "metrics-of-queue": lambda: metrics_table("queue"),
     "buckets": buckets_table,
+    "http-operations": lambda: operations.operations_table(table),
+    "http-problems": lambda: operations.problems_table(table),
+    "http-settings": lambda: operations.service_settings_table(table, said),
     "mark": mark_table,
     "first-record": lambda: record_table(records.BASE, ("mark", "revision", "request")),
     "record": lambda: record_table(records.HEAD, _HEAD),

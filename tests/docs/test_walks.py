@@ -28,8 +28,9 @@ def own_server(unused_tcp_port):
 
 
 @pytest.mark.parametrize("page", WALKS, ids=name_of)
-def test_a_page_can_be_followed_to_the_letter(page, own_server, tmp_path):
+def test_a_page_can_be_followed_to_the_letter(page, own_server, unused_tcp_port_factory, tmp_path):
     _, url = own_server
+    elsewhere = {"redis://localhost:6379/0": url, "8420": str(unused_tcp_port_factory())}
     # A short path: the embedded server's socket is below it.
     with tempfile.TemporaryDirectory(prefix="duly-", dir="/tmp", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -37,7 +38,7 @@ def test_a_page_can_be_followed_to_the_letter(page, own_server, tmp_path):
             shutil.copytree(page.parent, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".duly"))
         shell = Shell(folder, **environ(install(tmp_path / "installed")))
         try:
-            assert walk(page, shell, folder, {"redis://localhost:6379/0": url})
+            assert walk(page, shell, folder, elsewhere)
         finally:
             shell.close()
 
