@@ -5,6 +5,7 @@ What is measured, each with the figure it should reach.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import random
 import time
 from dataclasses import dataclass
@@ -16,29 +17,9 @@ if TYPE_CHECKING:
 
     from duly.bench.rig import Rig
 
+from duly.bench.figure import Figure
+from duly.bench.http import http
 from duly.bench.rig import PAD
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """
-    One number, and the bound it should keep.
-    """
-
-    name: str
-    value: float
-    unit: str
-    bound: float | None = None
-    at_least: bool = True
-
-    @property
-    def kept(self) -> bool | None:
-        """
-        Whether it is within its bound.
-        """
-        if self.bound is None:
-            return None
-        return self.value >= self.bound if self.at_least else self.value <= self.bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +33,10 @@ class Sizes:
     seconds: float = 10.0
     backlog: int = 1_000_000
     herd: int = 100_000
+    requests: int = 20_000
 
 
-QUICK = Sizes(jobs=20_000, one_by_one=2_000, seconds=3.0, backlog=100_000, herd=20_000)
+QUICK = Sizes(jobs=20_000, one_by_one=2_000, seconds=3.0, backlog=100_000, herd=20_000, requests=5_000)
 
 
 async def bulk(rig: Rig, sizes: Sizes) -> list[Figure]:
@@ -284,4 +266,13 @@ MEASURES: dict[str, Callable[[Rig, Sizes], Awaitable[list[Figure]]]] = {
     "idle": idle,
     "backlog": backlog,
     "herd": herd,
+    "http": http,
 }
+
+
+def possible() -> list[str]:
+    """
+    The measures for which everything is installed.
+    """
+    served = all(importlib.util.find_spec(module) for module in ("starlette", "uvicorn"))
+    return [name for name in MEASURES if served or name != "http"]

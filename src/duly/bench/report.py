@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from duly.bench.measures import MEASURES, Figure
+from duly.bench.figure import Figure
+from duly.bench.measures import MEASURES
 from duly.bench.rig import rig
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 import click
 
-from duly.bench.measures import MEASURES, QUICK, Sizes
+from duly.bench.measures import MEASURES, QUICK, Sizes, possible
 from duly.bench.report import machine, measure, table
 from duly.cli.loop import run
 from duly.cli.main import COMMANDS, NO, OK
@@ -32,14 +32,16 @@ from duly.errors import UsageError
 @as_json
 def bench(only: tuple[str, ...], url: str | None, quick: bool, runs: int, as_json: bool) -> int:
     """
-    Measure this machine: rates, lateness, memory, idle cost; or only WHAT.  Exits with 1 if a goal is missed.
+    Measure this machine: rates, lateness, memory, idle cost, HTTP; or only WHAT.
+
+    Exits with 1 if a goal is missed.
     """
     # What services say while they start and stop is not news here.
     logging.getLogger("duly").setLevel(logging.ERROR)
     for name in only:
         if name not in MEASURES:
             raise UsageError(f"there is no measure {name}; known are {', '.join(MEASURES)}")
-    figures = run(measure(list(only or MEASURES), QUICK if quick else Sizes(), runs, url))
+    figures = run(measure(list(only or possible()), QUICK if quick else Sizes(), runs, url))
     if as_json:
         print_json(
             {

@@ -1,0 +1,29 @@
+"""
+A figure, and whether it is as good as it should be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """
+    One number, and the bound it should keep.
+    """
+
+    name: str
+    value: float
+    unit: str
+    bound: float | None = None
+    at_least: bool = True
+
+    @property
+    def kept(self) -> bool | None:
+        """
+        Whether it is within its bound.
+        """
+        if self.bound is None:
+            return None
+        return self.value >= self.bound if self.at_least else self.value <= self.bound
