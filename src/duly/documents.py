@@ -49,9 +49,16 @@ def job_document(job: Job) -> JobDocument:
     """
     Describe a job.
     """
+    return JobDocument(**fields_of(job))
+
+
+def fields_of(job: Job) -> dict[str, Any]:
+    """
+    What a document says about a job, by its fields.
+    """
     payload, unreadable = _payload(job.payload)
     succeeded = job.state is JobState.succeeded
-    return JobDocument(
+    return dict(  # noqa: C408  # as the document has them
         topic=job.topic,
         id=job.id,
         state=job.state.name,

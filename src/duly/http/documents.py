@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from duly.backoff import from_wire
-from duly.documents import JobDocument, job_document
+from duly.documents import JobDocument, fields_of
 from duly.durations import parse_duration, parse_time
 from duly.http.grammar import Duration, JobId, PositiveDuration, Seconds, Time
 from duly.job import JobState, check_topic
@@ -135,9 +135,7 @@ def view_of(job: Job) -> JobView:
     """
     Describe a job.
     """
-    document = job_document(job)
-    fields = {name: getattr(document, name) for name in JobDocument.__struct_fields__}
-    return JobView(**fields, status_code=STATUS_CODES[job.state])
+    return JobView(**fields_of(job), status_code=STATUS_CODES[job.state])
 
 
 def seconds(value: float | str | None, what: str) -> float | None:

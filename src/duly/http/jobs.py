@@ -62,7 +62,7 @@ async def create(service: Service, request: Request) -> Response:
         return answer(
             _created(wanted, handle.placed), 202, headers | {"ETag": etag_of(handle.placed.revision)}
         )
-    job = await handle.get()
+    job = await service.job(handle.key)
     if key is not None and not handle.created:
         idempotency.check(job, wanted)
     return job_answer(job, 200 if wait_s and job.state.ended else 202, headers)
@@ -125,10 +125,10 @@ def job_key(request: Request) -> JobKey:
 
 
 async def _get(service: Service, key: JobKey, wait_s: float = 0.0) -> Job:
-    job = await service.app.job(*key).get()
+    job = await service.job(key)
     if wait_s and not job.state.ended:
         await ended(service, key, wait_s)
-        job = await service.app.job(*key).get()
+        job = await service.job(key)
     return job
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from duly.errors import UsageError
+from duly.http.protocol import Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,7 +100,7 @@ def server_of(application: Starlette, drain_s: float) -> Server:
     return Server(
         uvicorn.Config(
             application,
-            http="httptools",
+            http=Protocol,
             lifespan="on",
             log_config=None,
             access_log=False,

@@ -14,24 +14,29 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Route
 
 from duly.apikeys import KeyRing
-from duly.errors import DulyError
+from duly.errors import DulyError, JobNotFound
+from duly.group import Group
 from duly.http.access import Access
 from duly.http.problems import Problem, problem_of
 from duly.http.settings import ServiceSettings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
-    from starlette.requests import Request
     from starlette.responses import Response
+    from starlette.types import Receive, Scope, Send
 
     from duly.app import Duly
     from duly.http.operations import Operation
+    from duly.job import Job, JobKey
 
 log = logging.getLogger("duly.http")
+
+READS = 100  #: jobs that are read in one call
 
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d+(?:\.\d+)?)")
 
@@ -46,6 +51,9 @@ class Service:
         self.settings = settings or ServiceSettings()
         self.keys: KeyRing
         self.access: Access
+        self._reads: Group[JobKey, Job | None] = Group(
+            self._read, key=lambda key: key, size=lambda _: 0, max_jobs=READS
+        )
 
     async def open(self) -> None:
         """
@@ -57,6 +65,21 @@ class Service:
         """
         self.keys = KeyRing(await self.app.store())
         self.access = Access(self.keys, rate=self.settings.rate, burst=self.settings.burst)
+
+    async def job(self, key: JobKey) -> Job:
+        """
+        A job as it is now; who asks at the same time shares a call to the server.
+
+        Raises:
+            JobNotFound: It was pruned, or never was.
+        """
+        job = await self._reads.ask(key)
+        if job is None:
+            raise JobNotFound(f"there is no job {key}: it was pruned, or never was")
+        return job
+
+    async def _read(self, keys: list[JobKey]) -> list[Job | None]:
+        return await (await self.app.views()).get_many(keys)
 
     def wait_s(self, request: Request) -> float:
         """
@@ -107,8 +130,6 @@ def make_service(
         routes=_routes(service, operations),
         middleware=middleware,
         exception_handlers={
-            Problem: _problem,
-            DulyError: _duly_error,
             HTTPException: _http_error,
             Exception: _fault,
         },
@@ -125,31 +146,38 @@ def _routes(service: Service, operations: Sequence[Operation]) -> list[Route]:
     by_path: dict[str, dict[str, Operation]] = {}
     for operation in operations:
         by_path.setdefault(operation.path, {})[operation.method] = operation
-    return [Route(path, _endpoint(service, found), methods=list(found)) for path, found in by_path.items()]
+    return [Route(path, Endpoint(service, found), methods=list(found)) for path, found in by_path.items()]
 
 
-def _endpoint(service: Service, found: dict[str, Operation]) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
-        operation = found["GET" if request.method == "HEAD" else request.method]
-        request.state.key = await service.access.check(
-            request, operation.scope, request.path_params.get("topic")
-        )
-        return await operation.run(service, request)
+class Endpoint:
+    """
+    The operations of one path, as an ASGI application: by method, behind the gate, errors as problems.
+    """
 
-    return endpoint
+    def __init__(self, service: Service, found: dict[str, Operation]) -> None:
+        self._service = service
+        self._found = found
 
-
-async def _problem(_: Request, error: Exception) -> Response:
-    assert isinstance(error, Problem)  # noqa: S101  # registered for it
-    return error.response()
-
-
-async def _duly_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, DulyError)  # noqa: S101  # registered for it
-    problem = problem_of(error)
-    if problem.status >= 500:
-        log.warning("%s: %s", type(error).__name__, error)
-    return problem.response()
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """
+        Answer one request.
+        """
+        request = Request(scope, receive, send)
+        operation = self._found["GET" if request.method == "HEAD" else request.method]
+        try:
+            request.state.key = await self._service.access.check(
+                request, operation.scope, request.path_params.get("topic")
+            )
+            response = await operation.run(self._service, request)
+        except Problem as problem:
+            response = problem.response()
+        except DulyError as error:
+            response = problem_of(error).response()
+            if response.status_code >= 500:
+                log.warning("%s: %s", type(error).__name__, error)
+        except ClientDisconnect:
+            return  # in the middle of its request: nobody is left to be answered
+        await response(scope, receive, send)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
