@@ -166,7 +166,7 @@ def test_the_settings_of_an_app_are_those_of_its_service(serve, here, queue):
 
 
 def test_a_rate_may_be_set(serve):
-    _, client = serve("--rate", "0.1", "--burst", "3")
+    _, client = serve("--rate", "0.1", "--burst", "1")
     codes = {client.get(f"{JOBS}/a").status_code for _ in range(4)}
     assert {404, 429} == codes
 
