@@ -56,7 +56,7 @@ class Binding:
                     "but payloads hold arguments by name; make it an ordinary or a keyword-only one"
                 )
         named = [parameter for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
-        self._open = len(named) < len(parameters)  #: takes **kwargs
+        self.open = len(named) < len(parameters)  #: takes **kwargs
         self._names = dict.fromkeys(
             parameter.name for parameter in named
         ).keys()  #: a set that keeps its order
@@ -78,7 +78,7 @@ class Binding:
         if (
             len(arguments) != len(args) + len(kwargs)
             or not arguments.keys() >= self._required
-            or not (self._open or arguments.keys() <= self._names)
+            or not (self.open or arguments.keys() <= self._names)
         ):
             try:
                 self._signature.bind(*args, **kwargs)  # knows best what is wrong
@@ -125,7 +125,7 @@ class Binding:
             (name, kind) if name in self._required else (name, kind, UNSET)
             for name, kind in self._types.items()
         ]
-        struct = msgspec.defstruct("Arguments", fields, forbid_unknown_fields=not self._open, kw_only=True)
+        struct = msgspec.defstruct("Arguments", fields, forbid_unknown_fields=not self.open, kw_only=True)
         read = msgspec.json.Decoder(struct, dec_hook=_other).decode
         asdict = msgspec.structs.asdict
         optional = self._names != self._required
@@ -148,7 +148,7 @@ class Binding:
             rest = {name: value for name, value in decode(payload).items() if name not in self._names}
             return (), known | msgspec.convert(rest, extra, dec_hook=_other)
 
-        if self._open:
+        if self.open:
             return open_
         if not self._names:
             return nothing
@@ -175,6 +175,13 @@ class Binding:
             return (value,), {}
 
         return single
+
+    @functools.cached_property
+    def takes(self) -> Mapping[str, tuple[Any, bool]]:
+        """
+        The arguments by name: what JSON is read as for each, and whether it must be given.
+        """
+        return {name: (kind, name in self._required) for name, kind in self._types.items()}
 
     def returns(self) -> Any | None:
         """

@@ -14,9 +14,20 @@ import importlib, pkgutil, sys
 import duly
 
 for module in pkgutil.walk_packages(duly.__path__, "duly."):
-    if "contrib" not in module.name and not module.name.endswith("__main__"):
+    if not module.name.startswith(("duly.contrib.", "duly.http.")) and not module.name.endswith("__main__"):
         importlib.import_module(module.name)
 print(sorted({"django", "flask", "fastapi", "starlette", "asgiref"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert ("[]\n", "") == (done.stdout, done.stderr)
+
+
+def test_a_worker_can_ask_for_its_request_without_a_framework():
+    code = """
+import sys
+from duly.http import AsyncRequest, current_request
+
+print(sorted({"fastapi", "starlette"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert ("[]\n", "") == (done.stdout, done.stderr)

@@ -1,0 +1,154 @@
+"""
+A job as an async endpoint shows it: what a caller may know, and nothing of the machinery behind it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import msgspec
+from starlette.responses import Response
+from starlette.routing import compile_path
+
+from duly.documents import job_document
+from duly.errors import UsageError
+from duly.http.answers import answer
+from duly.http.documents import STATUS_CODES, retry_after
+from duly.http.problems import Problem
+from duly.job import Job, JobState
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+JOB_ID = "job_id"  #: how the path of a status calls the job
+
+
+class AsyncJob(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    A request that is answered later.
+    """
+
+    id: str
+    state: str
+    status_code: int  #: queued 100, scheduled 200, in progress 300, completed 400, failed 500, canceled 600
+    attempts: int
+    due_at: str | None
+    started_at: str | None
+    finished_at: str | None
+    progress: Any
+    result: Any
+    error: dict[str, Any] | None
+
+    @classmethod
+    def of(cls, job: Job) -> AsyncJob:
+        """
+        Describe a job; tracebacks, payload and context are left out.
+        """
+        told = job_document(job)
+        error = None
+        if told.error is not None:
+            error = {name: value for name, value in told.error.items() if name != "traceback"}
+        return cls(
+            id=told.id,
+            state=told.state,
+            status_code=STATUS_CODES[job.state],
+            attempts=told.attempts,
+            due_at=told.due_at,
+            started_at=told.started_at,
+            finished_at=told.finished_at,
+            progress=told.progress,
+            result=told.result,
+            error=error,
+        )
+
+
+def job_response(job: Job, status: int) -> Response:
+    """
+    A job, and while it has not ended, when to ask again.
+    """
+    headers = {} if job.state.ended else {"Retry-After": retry_after(job, int(time.time() * 1000))}
+    return answer(AsyncJob.of(job), status, headers)
+
+
+def result_response(job: Job) -> Response:
+    """
+    What the handler returned.
+
+    Raises:
+        Problem: It has not returned, or never will.
+    """
+    match job.state:
+        case JobState.succeeded:
+            return Response(
+                job.outcome or b"null", media_type="application/json", headers={"Cache-Control": "no-store"}
+            )
+        case JobState.dead:
+            raise Problem("dead", f"job {job.id} is dead", error=AsyncJob.of(job).error)
+        case JobState.cancelled:
+            raise Problem("cancelled", f"job {job.id} was cancelled", error=AsyncJob.of(job).error)
+    raise Problem(
+        "unfinished",
+        f"job {job.id} is {job.state.name}",
+        headers={"Retry-After": retry_after(job, int(time.time() * 1000))},
+        state=job.state.name,
+    )
+
+
+class Places:
+    """
+    Where the endpoint is, and where its jobs are.
+    """
+
+    def __init__(self, path: str, status_path: str | None) -> None:
+        """
+        Read both paths.
+
+        Raises:
+            UsageError: One is no path, or the status cannot be found by it.
+        """
+        if not path.startswith("/"):
+            raise UsageError(f"path={path!r} must begin with a slash")
+        self.path = path
+        if JOB_ID in re.findall(r"{(\w+)", path):
+            raise UsageError(f"path={path!r} has {{{JOB_ID}}}, which is the name of the job; use another")
+        self.status_path = status_path or f"{path.rstrip('/')}/{{{JOB_ID}}}"
+        self.result_path = f"{self.status_path.rstrip('/')}/result"
+        self._beside = status_path is None
+        try:
+            regex, _, self.converters = compile_path(path)
+            _, self._status, self.status_converters = compile_path(self.status_path)
+        except (ValueError, AssertionError) as error:
+            raise UsageError(f"{path!r} cannot be served: {error}") from None
+        # Somebody else may have put something in front of the path: a mount, a router with a prefix.
+        self._own = re.compile(regex.pattern.removeprefix("^"))
+        unknown = self.status_converters.keys() - self.converters.keys() - {JOB_ID}
+        if JOB_ID not in self.status_converters or unknown or not self.status_path.startswith("/"):
+            raise UsageError(
+                f"status_path={status_path!r} must begin with a slash, have {{{JOB_ID}}}, "
+                f"and beside it only values of the path {path!r}"
+            )
+
+    def status_of(self, request: Request, id_: str) -> str:
+        """
+        Where the job is that *request* made.
+        """
+        asked = request.scope["path"]
+        root = request.scope.get("root_path", "")
+        if not asked.startswith(root):  # a proxy in front took it off
+            asked = root.rstrip("/") + asked
+        if self._beside:
+            return quote(f"{asked.rstrip('/')}/{id_}", safe=_SAFE)
+        found = self._own.search(asked)
+        before = asked[: found.start()] if found else ""
+        values = {
+            name: self.converters[name].to_string(request.path_params[name])
+            for name in self.status_converters
+            if name != JOB_ID
+        }
+        return quote(before + self._status.format(**values, **{JOB_ID: id_}), safe=_SAFE)
+
+
+_SAFE = "/:@=+~,;!$&'()*"
