@@ -44,8 +44,9 @@ def test_a_page_can_be_followed_to_the_letter(page, own_server, unused_tcp_port_
 
 
 def test_every_example_is_run():
-    # hello needs two terminals, and has a test of its own.
-    folders = {path.name for path in EXAMPLES.iterdir() if (path / "README.md").exists()} - {"hello"}
+    # These need several terminals, and have tests of their own.
+    own = {"hello", "async-endpoint"}
+    folders = {path.name for path in EXAMPLES.iterdir() if (path / "README.md").exists()} - own
     assert set() == folders - {page.parent.name for page in WALKS}
 
 
