@@ -338,8 +338,36 @@ async def test_fields_are_arguments_where_the_handler_takes_no_model(make, queue
             "height": {"url": "a.png", "height": 7},
             "lines[0].amount": {"url": "a.png", "lines": [{"amount": "x"}]},
         }
+        for body in ([], "a.png", 7, False):
+            document = problem(await client.post("/resize", json=body), 422, "invalid")
+            assert "must be a JSON object" in document["detail"]
         for field, body in wrong.items():
             assert field == problem(await client.post("/resize", json=body), 422, "invalid")["field"]
+        assert 1 == len(await stored(queue))
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad", "field"),
+    [
+        (list[int], [1, 2], [1, "x"], "[1]"),
+        (dict[str, int], {"a": 1}, {"a": "x"}, "[...]"),
+        (list[Refund], [{"amount": 1}], [{"amount": 0}], "[0].amount"),
+        (Refund | None, {"amount": 1}, {"amount": 0}, "amount"),
+    ],
+)
+async def test_a_collection_is_the_whole_body_too(make, queue, kind, good, bad, field):
+    async def take(what: Any) -> None: ...
+
+    take.__annotations__["what"] = kind
+    seen = []
+    api = make(lifespan=lifespan(queue))
+    async_endpoint(
+        "/take", queue.handler("take")(take), to=api, queue=queue, validate=lambda _, what: seen.append(what)
+    )
+    async with served(api) as client:
+        assert 202 == (await client.post("/take", json=good)).status_code
+        assert good == msgspec.to_builtins(seen[0], enc_hook=lambda each: each.model_dump(exclude_unset=True))
+        assert field == problem(await client.post("/take", json=bad), 422, "invalid")["field"]
         assert 1 == len(await stored(queue))
 
 

@@ -5,9 +5,10 @@ How the body of a request becomes the payload of a job, checked as the worker wi
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,8 +29,8 @@ class RequestBody:
     """
     The body that one handler takes.
 
-    Its fields are the handler's arguments; where the first argument is a model and the others may be left
-    out, the whole body is that model.  Without a handler here, the body is the payload.
+    Its fields are the handler's arguments; where the first argument is a model or a collection and the others
+    may be left out, the whole body is that one.  Without a handler here, the body is the payload.
     """
 
     def __init__(self, binding: Binding | None) -> None:
@@ -55,8 +56,12 @@ class RequestBody:
             return body or b"null", said, said
         if self.required and not body:
             raise Problem("invalid", "a body is needed, in JSON")
-        if self.argument is None or not body:
-            payload = body or b"{}"
+        if self.argument is None and not isinstance(said, dict) and (said is not None or self.required):
+            raise Problem("invalid", "the body must be a JSON object")
+        if not body or (said is None and self.argument is None):
+            payload = b"{}"
+        elif self.argument is None:
+            payload = body
         else:
             payload = b'{"%s":%s}' % (self.argument.encode(), body)
         try:
@@ -68,20 +73,17 @@ class RequestBody:
     def _refusal(self, error: Unreadable) -> Problem:
         causes = list(_causes(error))
         wrong = next((each for each in causes if isinstance(each, msgspec.ValidationError)), None)
-        if wrong is None:
-            # What is left was raised by a check of the user's own, or there is no argument to take a value.
-            own = next((each for each in causes if type(each) is ValueError), None)
-            return Problem("invalid", str(own) if own else "the body must be a JSON object")
+        if wrong is None:  # raised by a check of the user's own
+            return Problem("invalid", str(causes[1]) if len(causes) > 1 else "the body does not fit")
         problem = invalid(wrong)
-        path = (problem.field or "").split(".") if problem.field else []
-        if self.argument is not None and path[:1] == [self.argument]:
-            path = path[1:]
+        where = problem.field or ""
+        detail = problem.detail.removeprefix(f"{where}: ")
+        if self.argument is not None:  # who sends it does not know that it has a name
+            where = re.sub(rf"^{re.escape(self.argument)}(?:\.|(?=\[)|$)", "", where)
         for each in causes:
             if callable(list_errors := getattr(each, "errors", None)):
-                return _of_pydantic(path, list_errors)
-        field = ".".join(path) or None
-        detail = problem.detail.removeprefix(f"{problem.field}: ")
-        return Problem("invalid", f"{field}: {detail}" if field else detail, field=field)
+                return _of_pydantic(where, list_errors)
+        return Problem("invalid", f"{where}: {detail}" if where else detail, field=where or None)
 
 
 def _whole(binding: Binding) -> str | None:
@@ -96,7 +98,7 @@ def _whole(binding: Binding) -> str | None:
 
 def is_document(kind: Any) -> bool:
     """
-    Whether a type is an object in JSON by itself: a model, a struct, a dataclass, a dict, or one of these.
+    Whether a type is an object or an array in JSON: a model, a struct, a dataclass, a collection, or a union.
     """
     origin = typing.get_origin(kind)
     if origin is typing.Annotated:
@@ -106,7 +108,8 @@ def is_document(kind: Any) -> bool:
         return all(map(is_document, kinds))
     kind = origin or kind
     return isinstance(kind, type) and (
-        issubclass(kind, msgspec.Struct | Mapping)
+        issubclass(kind, msgspec.Struct)
+        or (issubclass(kind, Collection) and not issubclass(kind, str | bytes | bytearray | memoryview))
         or dataclasses.is_dataclass(kind)
         or typing.is_typeddict(kind)
         or hasattr(kind, "model_validate")
@@ -120,12 +123,12 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         seen = seen.__cause__ or seen.__context__
 
 
-def _of_pydantic(path: list[str], list_errors: Any) -> Problem:
+def _of_pydantic(where: str, list_errors: Any) -> Problem:
     """
     What pydantic found, without the values that were sent: an answer may be logged.
     """
     found = [
-        {"field": ".".join([*path, *map(str, each["loc"])]), "detail": each["msg"]}
+        {"field": ".".join(filter(None, [where, *map(str, each["loc"])])), "detail": each["msg"]}
         for each in list_errors(include_url=False, include_input=False, include_context=False)
     ]
     detail = "; ".join(f"{each['field']}: {each['detail']}".removeprefix(": ") for each in found)
