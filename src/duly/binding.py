@@ -183,6 +183,21 @@ class Binding:
         """
         return {name: (kind, name in self._required) for name, kind in self._types.items()}
 
+    def check_types(self) -> None:
+        """
+        Make sure that the annotations can be read, for who wants payloads checked before they are sent.
+
+        Raises:
+            UsageError: One cannot, and values would be passed on as JSON made them.
+        """
+        try:
+            self._resolve()
+        except Exception as error:
+            raise UsageError(
+                f"handler of {self.topic}: its annotations cannot be read ({error}); import what they name "
+                "at the top of the module, and not for type checkers only"
+            ) from error
+
     def returns(self) -> Any | None:
         """
         What the function says it returns, None where JSON cannot be read as that.
@@ -190,11 +205,14 @@ class Binding:
         kind = self._hints.get("return")
         return None if kind is None or _readable(kind) is Any else kind
 
+    def _resolve(self) -> Mapping[str, Any]:
+        target = self._fn if inspect.isroutine(self._fn) else cast("Any", self._fn).__call__
+        return typing.get_type_hints(target, include_extras=True)
+
     @functools.cached_property
     def _hints(self) -> Mapping[str, Any]:
-        target = self._fn if inspect.isroutine(self._fn) else cast("Any", self._fn).__call__
         try:
-            return typing.get_type_hints(target, include_extras=True)
+            return self._resolve()
         except Exception:  # noqa: BLE001  # unresolvable: values are passed on as JSON made them
             return {}
 

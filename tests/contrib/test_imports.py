@@ -31,3 +31,18 @@ print(sorted({"fastapi", "starlette"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert ("[]\n", "") == (done.stdout, done.stderr)
+
+
+def test_what_is_missing_for_an_endpoint_is_said_with_how_to_get_it():
+    code = """
+import sys
+sys.modules["starlette"] = None
+try:
+    from duly.http import async_endpoint
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert "needs starlette" in done.stdout
+    assert "pip install 'duly[server]'" in done.stdout
+    assert "" == done.stderr

@@ -722,8 +722,14 @@ async def test_what_cannot_work_is_said_when_the_app_is_made(make, queue):
 
     def plain() -> None: ...
 
+    def unread(body: Elsewhere) -> None: ...  # noqa: F821  # as when it is imported for type checkers only
+
     other = Duly("unix:///nowhere")
     mistakes = [
+        (
+            {"handler": queue.handler("unread")(unread)},
+            "'Elsewhere' is not defined.*at the top of the module",
+        ),
         ({"handler": plain}, "no handler; decorate it"),
         ({"handler": "a topic"}, "invalid topic"),
         ({"queue": other}, "no handler of this queue"),

@@ -29,4 +29,10 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         msg = f"module 'duly.http' has no attribute {name!r}"
         raise AttributeError(msg)
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    try:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("duly"):
+            raise
+        msg = f"duly.http.{name} needs {error.name.partition('.')[0]}: pip install 'duly[server]'"
+        raise ModuleNotFoundError(msg, name=error.name) from error

@@ -48,7 +48,7 @@ METHODS = ("POST", "PUT", "PATCH", "DELETE")
 #: Given the request and its body; a response ends the request, None lets it be queued.
 Validate: TypeAlias = "Callable[[Request, Any], Response | Awaitable[Response | None] | None]"
 #: Given the request and its body; what to say about the job.
-OptionsOf: TypeAlias = "Callable[[Request, Any], Options | Awaitable[Options]]"
+OptionsOf: TypeAlias = "Callable[[Request, Any], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]"
 #: Given the request and its job, or its problem; None means the usual answer.
 AnswerJob: TypeAlias = "Callable[[Request, Job], Response | Awaitable[Response | None] | None]"
 AnswerProblem: TypeAlias = "Callable[[Request, Problem], Response | Awaitable[Response | None] | None]"
@@ -87,6 +87,8 @@ def async_endpoint(
     known = queue.handlers.get(topic)
     if isinstance(handler, Handler) and known is not handler:
         raise UsageError(f"{handler!r} is no handler of this queue; use one made by its @queue.handler")
+    if known is not None:
+        known.binding.check_types()  # those of the body are checked here, too
     chosen = [method.upper() for method in methods]
     if not chosen or isinstance(methods, str) or not set(chosen) <= set(METHODS):
         raise UsageError(f"methods={methods!r} must be some of {', '.join(METHODS)}")
