@@ -453,6 +453,40 @@ async def test_a_queue_that_is_away_is_told_with_when_to_come_back(make):
             assert "nowhere" not in document["detail"]
 
 
+async def test_settings_that_cannot_work_are_no_fault_of_the_caller(make, caplog):
+    wrong = Duly("redis://inner-host:port")
+    api = make()
+    async_endpoint("/hook", "hook", to=api, queue=wrong)
+    async with served(api) as client:
+        for asked in (client.post("/hook"), client.get("/hook/a")):
+            document = problem(await asked, 503, "unavailable")
+            assert "inner-host" not in document["detail"]
+    assert "the queue cannot be opened" in caplog.text
+    assert "inner-host" not in caplog.text
+
+
+async def test_a_body_may_be_as_large_as_a_job_can_carry(make, queue):
+    api = make(lifespan=lifespan(queue))
+    refund = refunding(queue)
+    async_endpoint(REFUND, refund, to=api, queue=queue)
+    async_endpoint("/small", refund, to=api, queue=queue, body_limit=100)
+    limit = queue.settings.limits.payload
+    around = len(b'{"amount":1,"reason":""}')
+    async with served(api) as client:
+
+        async def post(path, size):
+            body = b'{"amount":1,"reason":"%s"}' % (b"x" * (size - around))
+            assert size == len(body)
+            return await client.post(path, content=body, headers={"Content-Type": "application/json"})
+
+        named = len(b'{"order":}')
+        assert 202 == (await post("/orders/7/refund", limit - named)).status_code
+        for size in (limit - named + 1, limit + 1):
+            problem(await post("/orders/7/refund", size), 413, "too-large")
+        assert 202 == (await post("/small", 100)).status_code
+        problem(await post("/small", 101), 413, "too-large")
+
+
 async def test_a_full_topic_is_told_with_when_to_come_back(make, queue):
     api = make(lifespan=lifespan(queue))
     async_endpoint("/hook", "hook", to=api, queue=queue)

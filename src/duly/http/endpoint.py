@@ -288,8 +288,9 @@ class AsyncEndpoint:
         try:
             await self.queue.store()
         except UsageError as error:
-            # About the settings of this service: nothing that its caller has said wrongly.
-            log.error("the queue cannot be opened: %s", error)  # noqa: TRY400  # the sentence says it all
+            # About the settings of this service: nothing that its caller has said wrongly.  The message may
+            # quote an address with its password, so it is not logged.
+            log.error("the queue cannot be opened: a setting is wrong, `duly doctor` says which")  # noqa: TRY400  # as above
             raise Problem(
                 "unavailable", "the queue cannot be opened", headers={"Retry-After": "5"}
             ) from error
