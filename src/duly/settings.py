@@ -65,6 +65,13 @@ class Settings:
     drain_grace_ms: int = 25_000  #: how long running jobs may go on after SIGTERM
     stall_ms: int = 60_000  #: a worker that makes no progress for so long exits
 
+    # Where jobs are POSTed to
+    callback_secrets: str = field(
+        default="", repr=False
+    )  #: `whsec_…` by commas, all of which sign; one of some topics only is `mail.*:whsec_…`
+    callback_allow: str = ""  #: networks and hosts by commas that are open although private, or not https
+    callback_ca: Path | None = None  #: certificates to trust instead of the system's
+
     # How large things may be
     payload_limit: int = 256 * KIB  #: what a job is given
     result_limit: int = 256 * KIB  #: what its handler returns
@@ -196,12 +203,27 @@ def _parse_text(value: object) -> str:
     return value
 
 
+def _parse_texts(value: object) -> str:
+    """
+    Texts by commas, or a list of them.  What is wrong is not repeated: it may be a secret.
+    """
+    texts = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str)]
+    if (isinstance(value, list) and len(texts) < len(value)) or not isinstance(value, str | list):
+        raise UsageError("it must be text, or a list of texts")
+    return ",".join(texts)
+
+
 def _parse_path(value: object) -> Path:
     return value if isinstance(value, Path) else Path(_parse_text(value))
 
 
 def _keys() -> dict[str, tuple[str, Callable[[object], Any]]]:
     hints = typing.get_type_hints(Settings)
+    readers: dict[Any, Callable[[object], Any]] = {
+        int: _parse_count,
+        Path: _parse_path,
+        Path | None: _parse_path,
+    }
     table: dict[str, tuple[str, Callable[[object], Any]]] = {}
     for each in fields(Settings):
         if each.name.endswith("_ms"):
@@ -209,10 +231,9 @@ def _keys() -> dict[str, tuple[str, Callable[[object], Any]]]:
         elif each.name.endswith(("_limit", "_bytes")):
             table[each.name] = each.name, parse_size
         else:
-            table[each.name] = (
-                each.name,
-                {int: _parse_count, Path: _parse_path}.get(hints[each.name], _parse_text),
-            )
+            table[each.name] = each.name, readers.get(hints[each.name], _parse_text)
+    for name in ("callback_secrets", "callback_allow"):
+        table[name] = name, _parse_texts
     return table
 
 

@@ -74,7 +74,7 @@ _SIZES = (("MiB", settings.MIB), ("KiB", settings.KIB), ("", 1))
 
 def _default(field: dataclasses.Field[Any]) -> str:
     value = field.default
-    if value is None:
+    if value is None or value == "":
         return "none"
     if field.name == "socket_timeout_ms":
         return "block + 5s"

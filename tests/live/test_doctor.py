@@ -110,6 +110,12 @@ def test_a_password_is_not_told(here, monkeypatch):
     assert "url = rediss://***@queue:6379/0 (the environment)" == finding.message
 
 
+def test_callback_secrets_are_not_shown(here, monkeypatch):
+    monkeypatch.chdir(here)
+    _, finding = config.settings({"DULY_CALLBACK_SECRETS": "whsec_hunter2"}, {})
+    assert "callback_secrets = *** (the environment)" == finding.message
+
+
 @pytest.mark.parametrize(
     ("environ", "flags", "words"),
     [

@@ -23,6 +23,9 @@ SAMPLES = {
     "recover_scan": ("2s", 2_000),
     "block": ("2", 2_000),
     "socket_timeout": ("20s", 20_000),
+    "callback_secrets": ("whsec_a,mail.*:whsec_b", "whsec_a,mail.*:whsec_b"),
+    "callback_allow": ("10.0.0.0/8,*.internal", "10.0.0.0/8,*.internal"),
+    "callback_ca": ("/etc/duly/ca.pem", Path("/etc/duly/ca.pem")),
     "drain_grace": ("1m", 60_000),
     "stall": ("5m", 300_000),
     "payload_limit": ("64KiB", 65_536),
@@ -213,3 +216,12 @@ def test_a_password_is_not_shown():
 def test_what_is_no_size_is_refused(value):
     with pytest.raises(UsageError, match="no size"):
         parse_size(value)
+
+
+def test_callback_secrets_may_be_a_list_and_are_never_shown():
+    settings = loaded(written('callback_secrets = ["whsec_a", "whsec_b"]'))
+    assert "whsec_a,whsec_b" == settings.callback_secrets
+    assert "whsec_" not in repr(settings)
+    with pytest.raises(UsageError, match="callback_secrets: it must be text") as caught:
+        loaded(written('callback_secrets = ["whsec_a", 5]'))
+    assert "whsec_" not in str(caught.value)

@@ -28,9 +28,15 @@ def settings(environ: Mapping[str, str], flags: Mapping[str, Any]) -> tuple[Sett
     told: dict[str, str] = {}
     for layer, values in layers(None, environ, **flags):
         for key, value in values.items():
-            told[key] = f"{key} = {_safe(value) if key == 'url' else value} ({layer})"
+            told[key] = f"{key} = {_shown(key, value)} ({layer})"
     text = ", ".join(told.values()) or "all defaults: no duly.toml here, no DULY_* variables"
     return loaded, Finding("settings", "ok", text)
+
+
+def _shown(key: str, value: object) -> object:
+    if key == "callback_secrets":
+        return "***"
+    return _safe(value) if key == "url" else value
 
 
 def _safe(url: object) -> str:
