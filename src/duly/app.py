@@ -9,8 +9,9 @@ import copy
 import logging
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import msgspec
 
@@ -24,11 +25,12 @@ from duly.job import JobKey, JobState, check_id, check_topic
 from duly.middleware import Middleware, check_async
 from duly.namespace import inspect, require
 from duly.newjob import NewJob, at_least_one, new_job
-from duly.services.crew import Crew
+from duly.services.crew import Crew, run_together
 from duly.services.worker import Worker
 from duly.settings import Settings
 from duly.store import Keeping, Store
 from duly.sync.twin import SyncDuly
+from duly.urls import parse_url
 from duly.views import PAGE, Views
 from duly.waiting import Waiters
 
@@ -54,6 +56,7 @@ Hook = TypeVar("Hook", bound="Callable[..., Any]")
 AroundEnqueueT = TypeVar("AroundEnqueueT", bound="AroundEnqueue")
 AroundHandlerT = TypeVar("AroundHandlerT", bound="AroundHandler")
 
+DELIVERIES = 100  #: callbacks under way at once, at least: a dozen hosts that hang leave room for others
 BATCH = 1000  #: jobs of one `enqueue_many` that go through middleware at once
 
 
@@ -350,6 +353,16 @@ class Duly:
             at_least_one(backlog, "backlog", 2**53)
         await (await self.store()).limit(check_topic(topic), backlog)
 
+    async def callback(self, topic: str, url: str | None) -> None:
+        """
+        Have the jobs of *topic* delivered to *url* instead of run by workers; None ends that.
+
+        Raises:
+            UsageError: It is no URL that callbacks may have.
+        """
+        found = None if url is None else parse_url(url).url
+        await (await self.store()).set_callback(check_topic(topic), found)
+
     async def purge(self, topic: str) -> int:
         """
         Cancel every job of *topic* that waits, scheduled or ready; how many that were.
@@ -378,11 +391,13 @@ class Duly:
         stop: asyncio.Event | None = None,
         stalled: Callable[[list[str]], None] | None = None,
         tracebacks: bool = False,
+        callbacks: bool = False,
     ) -> None:
         """
         Run jobs in this process until cancelled or *stop* is set; then drain.
 
         With *tracebacks* those of failures are logged and kept: they may quote what a job was given.
+        With *callbacks* it delivers those as well, see `deliver`.
 
         Raises:
             UsageError: There is no handler.
@@ -396,19 +411,59 @@ class Duly:
         if not self.handlers.topics():
             msg = "there is no handler: decorate a function with @app.handler(topic)"
             raise UsageError(msg)
-        if self._now is not None:
-            msg = (
-                "app.work() waits for time to pass, and the clock of this test stands still: "
-                'use `await duly.drain()`, or a test bed with clock="server"'
-            )
-            raise UsageError(msg)
+        self._need_time("app.work()")
         await self.store()
         self.middleware.look_for_telemetry()
         settings = self.settings
         if concurrency is not None:
             settings = replace(settings, concurrency=concurrency)
         crew = self.crew(settings, topics=chosen, stalled=stalled, tracebacks=tracebacks)
-        await crew.run(stop or asyncio.Event())
+        if callbacks:
+            await run_together([crew, self._deliverers(None, stalled)], stop or asyncio.Event())
+        else:
+            await crew.run(stop or asyncio.Event())
+
+    async def deliver(
+        self,
+        *,
+        concurrency: int | None = None,
+        stop: asyncio.Event | None = None,
+        stalled: Callable[[list[str]], None] | None = None,
+    ) -> None:
+        """
+        Deliver callbacks from this process, of whatever topic, until cancelled or *stop* is set; then drain.
+
+        Raises:
+            UsageError: There is no secret to sign with, or another setting of callbacks is wrong.
+        """
+        self._need_time("app.deliver()")
+        await self.store()
+        self.middleware.look_for_telemetry()
+        await self._deliverers(concurrency, stalled).run(stop or asyncio.Event())
+
+    def _deliverers(self, concurrency: int | None, stalled: Callable[[list[str]], None] | None) -> Crew:
+        from duly.callbacks.deliver import Deliverer  # noqa: PLC0415  # packages that need not be there
+        from duly.callbacks.queue import CallbackHandlers, CallbackStore, Called  # noqa: PLC0415  # as above
+
+        called = Called(self.settings.namespace)
+        crew = Crew(
+            lambda: self.make_store(partial(CallbackStore, called)),
+            CallbackHandlers(called, Deliverer.of(self.settings), self.settings.limits),
+            self.hooks,
+            replace(self.settings, concurrency=concurrency or max(DELIVERIES, self.settings.concurrency)),
+            stalled=stalled,
+            middleware=self.middleware,
+        )
+        called.store = cast("CallbackStore", crew.store)
+        return crew
+
+    def _need_time(self, what: str) -> None:
+        if self._now is not None:
+            msg = (
+                f"{what} waits for time to pass, and the clock of this test stands still: "
+                'use `await duly.drain()`, or a test bed with clock="server"'
+            )
+            raise UsageError(msg)
 
     def crew(
         self,
@@ -498,7 +553,7 @@ class Duly:
         del other.sync  # whose loop holds the copy: it would never be without a user
         return other
 
-    def make_store(self) -> Store:
+    def make_store(self, kind: Callable[..., Store] = Store) -> Store:
         """
         A store with connections of its own, for another thread or task.
         """
@@ -510,7 +565,7 @@ class Duly:
             ensure=None if server is None else _ensure(server),
             timeout_s=settings.socket_timeout_ms / 1000,
         )
-        return Store(
+        return kind(
             link,
             namespace=settings.namespace,
             shards=settings.shards,

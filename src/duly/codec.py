@@ -40,6 +40,7 @@ class Envelope(msgspec.Struct, omit_defaults=True, frozen=True):
     max_attempts: int | None = None
     backoff: dict[str, Any] | None = None  #: see `duly.backoff.to_wire`
     context: dict[str, Any] | None = None
+    callback: str | None = None  #: where it is delivered to, instead of being run
 
 
 def _other(value: Any) -> Any:

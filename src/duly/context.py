@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from duly.codec import decode_envelope
 from duly.errors import UsageError
 from duly.job import moment
 
@@ -106,6 +107,13 @@ class CurrentJob:
         The fence: text that grows with every claim, to guard writes of the handler's own.
         """
         return self._lease.fence
+
+    @property
+    def callback(self) -> str | None:
+        """
+        The URL that the job itself is to be delivered to, if any.
+        """
+        return decode_envelope(self._lease.envelope).callback
 
     @property
     def claimed_ms(self) -> int:

@@ -49,14 +49,16 @@ class Lane(IntEnum):
     """
     The streams of a topic; the numbers are those of the stored record.
 
-    Users choose among the first three.  A job with a crash behind it waits in
-    `suspect`, from which a worker runs one at a time.
+    Users choose among the first three.  A job with a callback waits in `callback`, from
+    which only deliverers claim.  Any other with a crash behind it waits in `suspect`, which
+    no record names, and from which a worker runs one at a time.
     """
 
     normal = 0
     high = 1
     low = 2
-    suspect = 3
+    callback = 3
+    suspect = 4
 
 
 class JobKey(NamedTuple):

@@ -33,12 +33,12 @@ class ShardKeys:
 
     def lanes(self, topic: str) -> tuple[str, ...]:
         """
-        The ready streams of a topic in the order of `Lane`, then its wake list.
+        The ready streams of a topic in the order of `Lane`, then its wake list, then that of deliverers.
         """
         keys = self._lanes.get(topic)
         if keys is None:
             streams = (f"{self.prefix}ready:{topic}:{lane.name}" for lane in Lane)
-            keys = self._lanes[topic] = (*streams, f"{self.prefix}wake:{topic}")
+            keys = self._lanes[topic] = (*streams, f"{self.prefix}wake:{topic}", self.fixed["callbacks"])
         return keys
 
     def stream(self, topic: str, lane: Lane) -> str:
@@ -51,12 +51,12 @@ class ShardKeys:
         """
         list  tokens that wake idle workers
         """
-        return self.lanes(topic)[-1]
+        return self.lanes(topic)[len(Lane)]
 
 
 FIXED = {
     "meta": "hash     the shard's numbers: layout, epoch, sequence, event totals, timer slots",
-    "topics": "hash     '<topic>:<state>' -> count; '<topic>:paused|resumed|limit'",
+    "topics": "hash     '<topic>:<state>' -> count; '<topic>:paused|resumed|limit|callback'",
     "jobs": "hash     member -> record",
     "bodies": "hash     member -> body too long for the record",
     "outcomes": "hash     member -> result, or last error",
@@ -65,6 +65,7 @@ FIXED = {
     "leases": "zset     member -> lease end",
     "done": "zset     succeeded and cancelled member -> keep until",
     "dead": "zset     dead member -> keep until",
+    "callbacks": "list     names of topics with callbacks that are ready: tokens that wake deliverers",
     "claims": "hash     worker -> nonce and members of its last claim",
     "workers": "hash     worker -> what it says of itself",
     "beats": "zset     worker -> when it was heard last",

@@ -16,6 +16,7 @@ from duly.codec import Envelope, encode, encode_envelope
 from duly.errors import UsageError
 from duly.ids import new_id
 from duly.job import JobKey, Lane, OnConflict, Order, Priority, check_id, check_topic
+from duly.urls import parse_url
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -26,6 +27,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 _LANES: dict[str, Lane] = {word: Lane[word] for word in get_args(Priority)}
 _CONFLICTS = frozenset(get_args(OnConflict))
+
+CALLBACK_CRASHES = 20  #: of deliverers, before they are held against a job with a callback
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class Options(TypedDict, total=False):
     on_conflict: OnConflict
     retain: Seconds | None  #: how long to keep it once ended; the namespace's if not said
     max_crashes: int | None  #: the handler's if not said
+    callback: str | None  #: a URL to deliver it to, instead of running a handler
 
 
 class NewJob(msgspec.Struct, Generic[R_co], frozen=True):
@@ -77,6 +81,7 @@ class NewJob(msgspec.Struct, Generic[R_co], frozen=True):
     on_conflict: OnConflict = "keep"
     retain: Seconds | None = None
     max_crashes: int | None = None
+    callback: str | None = None
 
     def options(self, **changes: Unpack[Options]) -> NewJob[R_co]:
         """
@@ -115,7 +120,15 @@ class NewJob(msgspec.Struct, Generic[R_co], frozen=True):
             and self.context is None
             and self.retain is None
             and self.max_crashes is None
+            and self.callback is None
         )
+        max_crashes = self.max_crashes
+        if self.callback is not None:
+            if lane is not Lane.normal:
+                raise UsageError("a job with a callback has no priority: it waits in a lane of its own")
+            lane = Lane.callback
+            # Our own code delivers it: that a process was lost meanwhile says nothing about the job.
+            max_crashes = max_crashes or CALLBACK_CRASHES
         key = JobKey(self.topic, new_id() if self.id is None else check_id(self.id))
         delay_ms = None if delay is None else wait_ms(delay)
         due_ms = None if due_at is None else due_at_ms(due_at)
@@ -130,7 +143,7 @@ class NewJob(msgspec.Struct, Generic[R_co], frozen=True):
             expires_ms=0 if self.expires is None else _expires_ms(self.expires),
             ttr_ms=0 if self.ttr is None else positive_ms(self.ttr, "ttr"),
             retain_s=None if self.retain is None else -(-wait_ms(self.retain, "retain") // 1_000),
-            max_crashes=0 if self.max_crashes is None else at_least_one(self.max_crashes, "max_crashes", 255),
+            max_crashes=0 if max_crashes is None else at_least_one(max_crashes, "max_crashes", 255),
             envelope=self._envelope(limits),
             on_conflict=self.on_conflict,
         )
@@ -144,7 +157,8 @@ class NewJob(msgspec.Struct, Generic[R_co], frozen=True):
                 raise UsageError(f"context must be a dict with str keys, not {context!r}")
             encode(context, what="context", limit=limits.context)
         words = None if backoff is None else to_wire(backoff)
-        return encode_envelope(Envelope(max_attempts, words, context or None))
+        callback = None if self.callback is None else parse_url(self.callback).url
+        return encode_envelope(Envelope(max_attempts, words, context or None, callback))
 
 
 _OPTIONS = Options.__annotations__.keys()

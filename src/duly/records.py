@@ -162,7 +162,7 @@ def lease_of(member: bytes, record: bytes, apart: bytes, ttr_ms: int, resumed_ms
     return Lease(
         JobKey(topic, id_),
         terms.shard,
-        Lane.suspect if crashes else _LANES[mark >> 3 & 3],
+        Lane.suspect if crashes and mark >> 3 & 3 != Lane.callback else _LANES[mark >> 3 & 3],
         revision,
         token,
         nonce,
@@ -191,7 +191,7 @@ def job_of(member: bytes | str, about: list[bytes], worker: str) -> Job:
         id=key.id,
         state=head.state,
         revision=head.revision,
-        priority=cast("Priority", head.lane.name),
+        priority=cast("Priority", "normal" if head.lane is Lane.callback else head.lane.name),
         attempts=head.attempts,
         crashes=head.crashes,
         payload=body[record.envelope_bytes :],

@@ -295,11 +295,14 @@ class Store:
         number: int,
         limit: int = PER_CALL,
         suspects: bool = True,
+        callbacks: bool = False,
         timer: str = "",
         role: str = "auto",
     ) -> Claimed:
         """
         Lease ready jobs: at most the free slots of each topic, at most *limit* together.
+
+        With *callbacks* those that are to be delivered, and no others; without, all others.
 
         The same worker and number again, after a lost reply, brings the same leases.
         """
@@ -317,6 +320,7 @@ class Store:
             "limit": min(limit, PER_CALL),
             "max_bytes": CLAIM_BYTES,
             "suspects": "1" if suspects else "0",
+            "callbacks": "1" if callbacks else "0",
             "keep_ms": self.keeping.done_ms,
             "name": timer,
             "role": role,
@@ -580,6 +584,17 @@ class Store:
             else:
                 share = max(1, -(-backlog // self.shards))
                 await self.link.call("HSET", keys.fixed["topics"], f"{topic}:limit", share)
+
+    async def set_callback(self, topic: str, url: str | None) -> None:
+        """
+        Have jobs of *topic* delivered to *url*, those that wait as well; None lets workers run them again.
+        """
+        for keys in self.keys:
+            if url is None:
+                await self.link.call("HDEL", keys.fixed["topics"], f"{topic}:callback")
+            else:
+                await self.link.call("HSET", keys.fixed["topics"], f"{topic}:callback", url)
+                await self.link.call("LPUSH", keys.fixed["callbacks"], topic)
 
     async def prune(self, shard: int, *, limit: int = PER_CALL) -> tuple[int, bool]:
         """

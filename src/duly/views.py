@@ -28,6 +28,7 @@ _INDEX = {
     JobState.cancelled: "done",
     JobState.dead: "dead",
 }
+_LANES = (Lane.suspect, Lane.high, Lane.normal, Lane.low, Lane.callback)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class TopicStats:
     paused: bool = False
     limit: int | None = None
     workers: int = 0  #: live workers that take it
+    callback: str | None = field(default=None, repr=False)  #: where its jobs are delivered to
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +186,7 @@ class Views:
         Counters, workers and what is overdue.
         """
         about: dict[str, dict[str, int]] = {}
+        callbacks: dict[str, str] = {}
         next_due: int | None = None
         now_ms = overdue_ms = 0
         for shard in range(self._store.shards):
@@ -191,6 +194,9 @@ class Views:
             for field_, value in zip(fields[::2], fields[1::2], strict=True):
                 topic, _, what = field_.decode().partition(":")
                 counts = about.setdefault(topic, {})
+                if what == "callback":
+                    callbacks[topic] = value.decode()
+                    continue
                 counts[what] = counts.get(what, 0) + int(float(value))
             head = await self._store.link.call("ZRANGE", self._key(shard, "due"), 0, 0, "WITHSCORES")
             now_ms = await self.now_ms()
@@ -207,6 +213,7 @@ class Views:
                 paused="paused" in counts,
                 limit=counts.get("limit"),
                 workers=sum(topic in worker.get("topics", ()) for worker in live),
+                callback=callbacks.get(topic),
             )
             for topic, counts in sorted(about.items())
         ]
@@ -314,7 +321,7 @@ class Views:
         topics = [topic] if topic else await self._topics_of(shard)
         at_topic, _, rest = place.partition(" ")
         at_lane, _, after = rest.partition(" ")
-        order = [(name, lane) for name in topics for lane in (Lane.suspect, Lane.high, Lane.normal, Lane.low)]
+        order = [(name, lane) for name in topics for lane in _LANES]
         members: list[tuple[bytes, str]] = []
         if at_topic:
             position = next(

@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 
 from duly.callbacks.guard import Guard, Refused, Unresolved
-from duly.callbacks.urls import parse_url
 from duly.errors import UsageError
+from duly.urls import parse_url
 
 PUBLIC_4, PUBLIC_6 = "93.184.215.14", "2606:4700:4700::1111"
 

@@ -142,6 +142,7 @@ class Topic(Strict):
     paused: bool
     limit: int | None
     workers: int  #: live ones that take it
+    callback: str | None  #: where its jobs are delivered to
 
 
 class Paused(Strict):
@@ -155,11 +156,12 @@ class Paused(Strict):
 
 class Limited(Strict):
     """
-    A topic that was limited.
+    A topic after it was set.
     """
 
     topic: str
     limit: int | None
+    callback: str | None  #: where its jobs are delivered to
 
 
 class Purged(Strict):

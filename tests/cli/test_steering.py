@@ -208,7 +208,7 @@ def test_what_others_wrote_does_not_steer_the_terminal(duly, arrange):
         (("jobs", "ls", "--limit", "0"), "0 is not in the range"),
         (("dead", "requeue"), "say either --all, or --topic, --error or both"),
         (("dead", "requeue", "--all", "--topic", "mail"), "say either --all"),
-        (("topics", "set", "mail"), "Missing option '--limit'"),
+        (("topics", "set", "mail"), "say what to set: --limit or --callback"),
         (("topics", "set", "mail", "--limit", "many"), "neither a whole number nor none"),
         (("topics", "set", "mail", "--limit", "0"), "backlog=0 must be a whole number from 1"),
         (("topics", "pause", "m@il"), "invalid topic 'm@il'"),

@@ -71,7 +71,8 @@ def test_every_option_of_a_line_arrives(duly, arrange):
         "retain": 3600,
         "max_crashes": 2,
     }
-    assert set(lines.Line.__struct_fields__) - {"delay"} == line.keys()
+    # What has a callback has no priority.
+    assert set(lines.Line.__struct_fields__) - {"delay", "callback"} == line.keys()
     code, told = submitted(duly, "--from", "-", stdin=json.dumps(line).encode())
     assert (0, 1) == (code, told.created)
     [job] = jobs_of(arrange, JobState.scheduled)
@@ -83,6 +84,14 @@ def test_every_option_of_a_line_arrives(duly, arrange):
     )
     code, told = submitted(duly, "--from", "-", stdin=json.dumps(line).encode())
     assert (1, {"JobExists": 1}) == (code, told.refusals)
+
+
+def test_a_line_may_name_a_callback(duly, arrange):
+    submitted(
+        duly, "mail", "--from", "-", stdin=b'{"id": "a", "delay": 60, "callback": "https://example.com/"}'
+    )
+    [job] = jobs_of(arrange, JobState.scheduled)
+    assert "https://example.com/" == job.envelope.callback
 
 
 BAD = [

@@ -179,6 +179,8 @@ def keys_table() -> str:
         users = [script for script in scripts.NAMES if name in scripts.load(script).keys]
         # What stands in angle brackets would be taken for HTML.
         content = re.sub(r"'([^']*<[^']*)'", r"`\1`", content)
+        if name == "callbacks":
+            users = ["every script that names topics"]
         rows.append((f"`{name}`", kind, content, ", ".join(users)))
     return table(["key", "type", "holds", "declared by"], rows)
 
@@ -186,8 +188,9 @@ def keys_table() -> str:
 def topic_keys_table() -> str:
     shard = keys.ShardKeys("NAMESPACE", 0)
     rows = []
+    apart = {Lane.suspect: "a job with a crash behind it", Lane.callback: "a job with a callback"}
     for lane in Lane:
-        text = "a job with a crash behind it" if lane is Lane.suspect else f"priority {lane.name}"
+        text = apart.get(lane, f"priority {lane.name}")
         rows.append((f"`{shard.stream('TOPIC', lane).removeprefix(shard.prefix)}`", "stream", text))
     rows.append(
         (f"`{shard.wake('TOPIC').removeprefix(shard.prefix)}`", "list", "tokens that wake idle workers")

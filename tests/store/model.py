@@ -43,6 +43,13 @@ class Row:
     timed: bool = False  #: whether the record itself knows the due time
 
     @property
+    def lane(self) -> Lane:
+        """
+        The stream that it waits in.
+        """
+        return Lane.suspect if self.crashes and self.order.lane is not Lane.callback else self.order.lane
+
+    @property
     def ttr(self) -> int:
         return self.order.ttr_ms or TTR_MS
 
@@ -59,6 +66,7 @@ class Model:
     clock: TestClock
     rows: dict[JobKey, Row] = field(default_factory=dict)
     paused: set[str] = field(default_factory=set)
+    called: set[str] = field(default_factory=set)  #: topics with a callback
     limits: dict[str, int] = field(default_factory=dict)
     last_number: int = 0  #: the highest revision or token given out so far
 
@@ -108,8 +116,16 @@ class Model:
                     moved += 1
         return moved
 
-    def claimed(self, lease: Lease) -> None:
+    def is_for(self, row: Row, *, callbacks: bool) -> bool:
+        """
+        Whether a job is a deliverer's, or an ordinary worker's.
+        """
+        return callbacks == (row.order.lane is Lane.callback or row.order.key.topic in self.called)
+
+    def claimed(self, lease: Lease, *, callbacks: bool) -> None:
         row = self.rows[lease.key]
+        assert self.is_for(row, callbacks=callbacks)
+        assert row.lane is lease.lane
         assert JobState.ready is row.state
         assert not row.is_late(self.now)
         assert lease.key.topic not in self.paused
@@ -285,4 +301,4 @@ _AFTER = {
     "rescheduled": JobState.scheduled,
     "requeued": JobState.ready,
 }
-LANES = (Lane.normal, Lane.high, Lane.low)
+LANES = (Lane.normal, Lane.high, Lane.low, Lane.callback)

@@ -197,29 +197,51 @@ class StoreMachine(RuleBasedStateMachine):
         free=st.tuples(st.integers(1, 3), st.integers(1, 3)),
         limit=st.integers(1, 6),
         suspects=st.booleans(),
+        callbacks=st.booleans(),
         again=st.booleans(),
     )
     def claim_some(
-        self, topics: tuple[str, ...], free: tuple[int, int], limit: int, suspects: bool, again: bool
+        self,
+        topics: tuple[str, ...],
+        free: tuple[int, int],
+        limit: int,
+        suspects: bool,
+        callbacks: bool,
+        again: bool,
     ) -> Any:
-        return self._claim(topics, free, limit, suspects=suspects, again=again)
+        return self._claim(topics, free, limit, suspects=suspects, callbacks=callbacks, again=again)
 
     def _claim(
-        self, topics: tuple[str, ...], free: tuple[int, int], limit: int, *, suspects: bool, again: bool
+        self,
+        topics: tuple[str, ...],
+        free: tuple[int, int],
+        limit: int,
+        *,
+        suspects: bool,
+        callbacks: bool,
+        again: bool,
     ) -> Any:
         self.model.promote(topics)
         self.number += 1
         wants = [Want(topic, slots, TTR_MS) for topic, slots in zip(topics, free, strict=False)]
         claimed = self.do(
-            self.store.claim(0, wants, worker="w1", number=self.number, limit=limit, suspects=suspects),
+            self.store.claim(
+                0,
+                wants,
+                worker="w1",
+                number=self.number,
+                limit=limit,
+                suspects=suspects,
+                callbacks=callbacks,
+            ),
             again=again,
         )
         taken = claimed.leases
         assert len(taken) <= limit
         crashed = [lease for lease in taken if lease.crashes]
-        assert len(crashed) <= suspects
+        assert sum(lease.lane is Lane.suspect for lease in taken) <= suspects
         for lease in taken:
-            self.model.claimed(lease)
+            self.model.claimed(lease, callbacks=callbacks)
             self.running[lease.token] = lease
         self._expire_met()
         for want in wants:
@@ -228,7 +250,7 @@ class StoreMachine(RuleBasedStateMachine):
             ready = [
                 row
                 for row in self.model.in_state(JobState.ready, want.topic)
-                if not row.is_late(self.model.now)
+                if not row.is_late(self.model.now) and self.model.is_for(row, callbacks=callbacks)
             ]
             if mine < want.free and len(taken) < limit and want.topic not in self.model.paused:
                 # It could have taken more: what it left are suspects, or hidden behind what is too late.
@@ -236,9 +258,9 @@ class StoreMachine(RuleBasedStateMachine):
                 assert not left or self._met_late
         return multiple(*taken)
 
-    @rule(target=leases, again=st.booleans())
-    def claim_all(self, again: bool) -> Any:
-        return self._claim(TOPICS, (3, 3), 6, suspects=True, again=again)
+    @rule(target=leases, callbacks=st.booleans(), again=st.booleans())
+    def claim_all(self, callbacks: bool, again: bool) -> Any:
+        return self._claim(TOPICS, (3, 3), 6, suspects=True, callbacks=callbacks, again=again)
 
     def _expire_met(self) -> None:
         """
@@ -374,7 +396,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(
         topic=st.sampled_from(TOPICS),
-        what=st.sampled_from(["pause", "resume", "resume", "limit 1", "limit 2", "limit", "limit"]),
+        what=st.sampled_from(
+            ["pause", "resume", "resume", "limit 1", "limit 2", "limit", "limit", "call", "uncall"]
+        ),
         again=st.booleans(),
     )
     def set_topic(self, topic: str, what: str, again: bool) -> None:
@@ -386,6 +410,12 @@ class StoreMachine(RuleBasedStateMachine):
             case "resume":
                 self.model.paused.discard(topic)
                 self.do(self.store.resume(topic), again=again)
+            case "call":
+                self.model.called.add(topic)
+                self.do(self.store.set_callback(topic, "https://example.com/"))
+            case "uncall":
+                self.model.called.discard(topic)
+                self.do(self.store.set_callback(topic, None))
             case _:
                 self.model.limits[topic] = int(number or 1_000_000)
                 self.do(self.store.limit(topic, int(number) if number else None))
@@ -447,9 +477,7 @@ class StoreMachine(RuleBasedStateMachine):
         elif rows:
             row = rows[data.draw(st.integers(0, len(rows) - 1))]
             member = row.order.key.member
-            stream = self.store.keys[0].stream(
-                row.order.key.topic, Lane.suspect if row.crashes else row.order.lane
-            )
+            stream = self.store.keys[0].stream(row.order.key.topic, row.lane)
             entry = f"{snapshot.job_of(self.client.hget(fixed['jobs'], member)).entry}-0"
             match row.state:
                 case JobState.scheduled:
@@ -524,8 +552,12 @@ class StoreMachine(RuleBasedStateMachine):
                 self.do(self.store.promote(0))
                 self.number += 1
                 wants = [Want(topic, 10, TTR_MS) for topic in TOPICS]
-                for lease in self.do(self.store.claim(0, wants, worker="w1", number=self.number)).leases:
-                    self.do(self.store.ack(lease))
+                for callbacks in (False, True):
+                    claim = self.store.claim(
+                        0, wants, worker=f"w{callbacks}", number=self.number, callbacks=callbacks
+                    )
+                    for lease in self.do(claim).leases:
+                        self.do(self.store.ack(lease))
             shard = self.look()
             snapshot.check(shard)
             assert set() == {member for member, job in shard.jobs.items() if not job.state.ended}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 HOSTS = 10_000  #: that are remembered
+AT_ONCE = 8  #: callbacks for one host
 LONGEST_S = 300.0  #: that a host is left alone
 SHARE = 0.25  #: of the newest answer in how long answers take
 
@@ -65,7 +66,7 @@ class Hosts:
     def __init__(
         self,
         *,
-        at_once: int = 16,
+        at_once: int = AT_ONCE,
         failures: int = 5,
         pause_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,

@@ -19,10 +19,10 @@ from duly.callbacks.breaker import Hosts, PutOff
 from duly.callbacks.guard import Guard, Refused, Unresolved
 from duly.callbacks.post import NoAnswer, Poster
 from duly.callbacks.signature import SecretBook, sign
-from duly.callbacks.urls import parse_url
 from duly.durations import say_time
 from duly.errors import UsageError
 from duly.outcome import Bury, Retry, Snooze
+from duly.urls import parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -138,23 +138,19 @@ class Deliverer:
         A deliverer as the settings want it.
 
         Raises:
-            UsageError: One of them is wrong.
+            UsageError: One of them is wrong, or there is no secret.
         """
+        secrets = SecretBook(settings.callback_secrets)
+        if not secrets:
+            raise UsageError(
+                "callbacks are signed, and there is no secret: set DULY_CALLBACK_SECRETS, "
+                "e.g. to what `duly listen --new-secret` prints"
+            )
         return cls(
-            SecretBook(settings.callback_secrets),
+            secrets,
             allow=settings.callback_allow,
             ca_file=settings.callback_ca,
         )
-
-    def check(self, topic: str, url: str) -> None:
-        """
-        Check, before anything is sent, that *url* can be read and that there is a secret to sign with.
-
-        Raises:
-            UsageError: It cannot, or there is none.
-        """
-        parse_url(url)
-        self._secrets.of(topic)
 
     async def deliver(self, url: str, delivery: Delivery) -> Any:
         """
@@ -167,9 +163,13 @@ class Deliverer:
         """
         try:
             target = parse_url(url)
-            secrets = self._secrets.of(delivery.topic)
         except UsageError as error:
             raise Bury(str(error)) from None
+        try:
+            secrets = self._secrets.of(delivery.topic)
+        except UsageError as error:
+            # A setting of ours is wrong, not the job.
+            raise Retry(reason=str(error)) from None
         body = delivery.body()
         timestamp = int(time.time())
         headers = {

@@ -23,7 +23,7 @@ from duly.errors import DulyError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from duly.callbacks.urls import Target
+    from duly.urls import Target
 
     #: Asks for the addresses of a host.
     Resolver: TypeAlias = Callable[[str], Awaitable[Iterable[str]]]

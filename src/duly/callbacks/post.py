@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from duly.callbacks.addresses import Address
     from duly.callbacks.guard import Guard
-    from duly.callbacks.urls import Target
+    from duly.urls import Target
 
 READ_BYTES = 16 * 1024
 HEAD_BYTES = 16 * 1024  #: of an answer's status line and headers

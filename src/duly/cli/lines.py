@@ -42,6 +42,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     on_conflict: str = "keep"  #: keep, replace or raise
     retain: float | str | None = None  #: as delay
     max_crashes: int | None = None
+    callback: str | None = None  #: a URL
 
 
 _decoder = msgspec.json.Decoder(Line)
@@ -110,6 +111,7 @@ def _job(text: bytes, topic: str | None) -> NewJob[Any] | UsageError:
             on_conflict=line.on_conflict,  # type: ignore[arg-type]  # as above
             retain=_wait(line.retain, "retain"),
             max_crashes=line.max_crashes,
+            callback=line.callback,
         )
     except UsageError as error:
         return error

@@ -54,11 +54,12 @@ def serve(
     """
     Serve the queue over HTTP until SIGTERM or Ctrl-C.
 
-    With MODULE:APP the settings are those of that app.
+    With MODULE:APP the settings are those of that app. Callbacks are delivered, too, if there are secrets to
+    sign them with: DULY_CALLBACK_SECRETS.
     """
     try:
         from duly.http.api import api
-        from duly.http.serve import check_place, listen, server_of
+        from duly.http.serve import check_place, delivering, listen, server_of
         from duly.http.settings import ServiceSettings
     except ModuleNotFoundError as error:
         raise UsageError(f"duly serve needs {error.name}: pip install 'duly[server]'") from error
@@ -77,7 +78,9 @@ def serve(
             with listen(host, port) as place:
                 name = f"[{host}]" if ":" in host else host
                 log.info("serving on http://%s:%d", name, place.getsockname()[1])
-                await server_of(application, found.settings.drain_grace_ms / 1000).serve([place])
+                server = server_of(application, found.settings.drain_grace_ms / 1000)
+                async with delivering(found, server):
+                    await server.serve([place])
         log.info("ended")
 
     run(main())

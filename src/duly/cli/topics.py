@@ -13,6 +13,7 @@ from duly.cli.main import COMMANDS, OK
 from duly.cli.options import STATES, TOPIC, app_of, as_json, examples, server, yes
 from duly.cli.output import confirm, console, jobs_of, print_json, print_json_line, print_table
 from duly.errors import UsageError
+from duly.urls import parse_url
 
 if TYPE_CHECKING:
     from duly.app import Duly
@@ -58,6 +59,7 @@ def document(about: TopicStats) -> dict[str, Any]:
         "paused": about.paused,
         "limit": about.limit,
         "workers": about.workers,
+        "callback": about.callback,
     }
 
 
@@ -126,26 +128,56 @@ def resume(topic: str, as_json: bool) -> int:
 
 
 @topics.command(
-    "set", epilog=examples("duly topics set mail --limit 10000", "duly topics set mail --limit none")
+    "set",
+    epilog=examples(
+        "duly topics set mail --limit 10000",
+        "duly topics set mail --limit none",
+        "duly topics set order.paid --callback https://example.com/hook",
+    ),
 )
 @_topic
-@click.option("--limit", required=True, metavar="N|none", help="Refuse jobs beyond this many that wait.")
+@click.option("--limit", metavar="N|none", help="Refuse jobs beyond this many that wait, with QueueFull.")
+@click.option("--callback", metavar="URL|none", help="Deliver jobs there instead of running them.")
 @server
 @as_json
-def set_(topic: str, limit: str, as_json: bool) -> int:
+def set_(topic: str, limit: str | None, callback: str | None, as_json: bool) -> int:
     """
-    Limit the backlog of TOPIC: further jobs are refused with QueueFull.
+    Limit the backlog of TOPIC, or have its jobs delivered.
     """
-    if limit != "none" and not limit.isdecimal():
+    if limit is None and callback is None:
+        raise UsageError("say what to set: --limit or --callback")
+    if limit is not None and limit != "none" and not limit.isdecimal():
         raise UsageError(f"--limit {limit!r} is neither a whole number nor none")
-    most = None if limit == "none" else int(limit)
+    if callback is not None and callback != "none":
+        parse_url(callback)
     app = app_of()
+    lines = []
     with session(app) as ask:
-        ask(app.limit(topic, most))
+        if limit is not None:
+            most = None if limit == "none" else int(limit)
+            ask(app.limit(topic, most))
+            said = "has no limit" if most is None else f"is limited to {jobs_of(most)} that wait"
+            lines.append(f"{topic} {said}")
+        if callback is not None:
+            url = None if callback == "none" else callback
+            ask(app.callback(topic, url))
+            said = (
+                "is run by workers"
+                if url is None
+                else "is delivered; duly serve and duly work --callbacks do"
+            )
+            lines.append(f"{topic} {said}")
+        about = _now(ask, app, topic)
     if as_json:
-        print_json({"topic": topic, "limit": most})
+        print_json(
+            {
+                "topic": topic,
+                "limit": about.limit if about else None,
+                "callback": about.callback if about else None,
+            }
+        )
     else:
-        print(f"{topic} has no limit" if most is None else f"{topic} is limited to {jobs_of(most)} that wait")
+        print("\n".join(lines))
     return OK
 
 

@@ -41,6 +41,7 @@ class How:
     topics: list[str] | None
     burst: bool
     tracebacks: bool
+    callbacks: bool
 
 
 @click.command(
@@ -53,6 +54,7 @@ class How:
 @click.option(
     "--role", type=click.Choice(["auto", "leader", "follower"]), help="The timer's duty; default auto."
 )
+@click.option("--callbacks", is_flag=True, help="Deliver callbacks, too: of every topic of the queue.")
 @click.option("--burst", is_flag=True, help="End once nothing is due now, ready or running.")
 @click.option("--reload", is_flag=True, help="Start anew when a Python file below this directory changes.")
 @click.option(
@@ -75,6 +77,7 @@ def work(
     concurrency: int | None,
     topics: tuple[str, ...],
     role: Role | None,
+    callbacks: bool,
     burst: bool,
     reload: bool,
     log_level: str,
@@ -94,6 +97,8 @@ def work(
         if burst:
             raise UsageError("--burst ends when the work is done, --reload goes on: choose one")
         return run_again([word for word in sys.argv[1:] if word != "--reload"])
+    if burst and callbacks:
+        raise UsageError("--burst ends when the handlers have no work left, --callbacks goes on: choose one")
     set_up(log_level, log_format)
     found = load_app(app)
     if metrics_port is not None:
@@ -101,7 +106,8 @@ def work(
     if role is not None:
         found.settings = replace(found.settings, role=role)
     try:
-        run(_work(found, How(concurrency, list(topics) or None, burst=burst, tracebacks=tracebacks)))
+        how = How(concurrency, list(topics) or None, burst=burst, tracebacks=tracebacks, callbacks=callbacks)
+        run(_work(found, how))
     except WornOut as error:
         log.warning("%s; starting anew", error)
         sys.stdout.flush()
@@ -144,6 +150,7 @@ async def _work_until(stop: asyncio.Event, app: Duly, how: How) -> None:
                 stop=stop,
                 stalled=_exit,
                 tracebacks=how.tracebacks,
+                callbacks=how.callbacks,
             )
         finally:
             if idle is not None:

@@ -79,6 +79,7 @@ class JobOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     priority: Literal["high", "normal", "low"] = "normal"
     on_conflict: Literal["keep", "replace", "raise"] = "keep"
     retain: Duration | None = None
+    callback: str | None = None
 
 
 class JobRequest(JobOptions, kw_only=True, forbid_unknown_fields=True):
@@ -183,6 +184,7 @@ def new_job_of(topic: str, request: JobRequest) -> NewJob[Any]:
         context=request.context,
         on_conflict=request.on_conflict,
         retain=seconds(request.retain, "retain"),
+        callback=request.callback,
     )
 
 

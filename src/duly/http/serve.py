@@ -4,11 +4,13 @@ Serve an ASGI application: where it may listen, and how it ends.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import logging
 import signal
 import socket
 import threading
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -17,11 +19,15 @@ from duly.errors import UsageError
 from duly.http.protocol import Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from starlette.applications import Starlette
 
     from duly.apikeys import KeyRing
+    from duly.app import Duly
+
+
+log = logging.getLogger("duly.serve")
 
 
 def is_loopback(host: str) -> bool:
@@ -66,6 +72,30 @@ def listen(host: str, port: int) -> socket.socket:
         raise UsageError(
             f"cannot listen on {host} port {port}: {said}; choose another with --port"
         ) from error
+
+
+@asynccontextmanager
+async def delivering(app: Duly, server: uvicorn.Server) -> AsyncIterator[None]:
+    """
+    Deliver callbacks while the block runs; who cannot do that any more should not serve either.
+    """
+    if not app.settings.callback_secrets:
+        log.info("callbacks are not delivered here: there is no DULY_CALLBACK_SECRETS to sign them with")
+        yield
+        return
+    stop = asyncio.Event()
+    task = asyncio.create_task(app.deliver(stop=stop))
+
+    def end(_: object) -> None:
+        server.should_exit = True
+
+    task.add_done_callback(end)
+    try:
+        yield
+    finally:
+        stop.set()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 class Server(uvicorn.Server):

@@ -19,4 +19,3 @@ class ServiceSettings:
     rate: float | None = None  #: requests a second and key (or address without keys); None means no limit
     burst: int = 100  #: requests at once above the rate
     cors_origins: tuple[str, ...] = field(default=())  #: browsers on these origins may call; none by default
-    allow_http_callbacks: bool = False  #: callbacks to http:// and private addresses, for development

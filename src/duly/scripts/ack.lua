@@ -14,7 +14,7 @@
 --          dead      zset    dead -> keep until
 --          events    stream  what happened
 --          ended_channel  channel  tells waiters that an awaited job ended
---          lanes...  stream  five keys for each topic, see lib/changes.lua
+--          lanes...  stream  seven keys for each topic, see lib/changes.lua
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
 --          keep_ms   how long succeeded jobs are kept
@@ -61,7 +61,7 @@ for at = 1, total do
         rest = cut(record, TOKEN_AT, body_at(mark) - 1)
         if mark >= 128 then dropped_bodies[#dropped_bodies + 1] = member end
       end
-      if entry > 0 then drop_entry(topic, crashes > 0 and SUSPECT or floor(mark / 8) % 4, entry) end
+      if entry > 0 then drop_entry(topic, lane_in(mark, crashes), entry) end
       record = encode(START, mark + 1, attempts + 1, crashes, 1, marks, 0) .. ended .. late .. rest
       store(member, record)
       note('acked', member, cut(record, 1, HEAD_BYTES))

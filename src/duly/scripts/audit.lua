@@ -15,7 +15,7 @@
 --          dead      zset    dead -> keep until
 --          events    stream  what happened
 --          timer     stream  the earliest due time changed
---          lanes...  stream  five keys for each topic, see lib/changes.lua
+--          lanes...  stream  seven keys for each topic, see lib/changes.lua
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
 --          keep_ms   how long an ended job without an index entry is kept

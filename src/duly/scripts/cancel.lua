@@ -16,7 +16,7 @@
 --          events    stream  what happened
 --          stop      channel tells workers to stop a run
 --          ended_channel  channel  tells waiters that an awaited job ended
---          lanes...  stream  five keys for each topic, see lib/changes.lua
+--          lanes...  stream  seven keys for each topic, see lib/changes.lua
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
 --          keep_ms   how long cancelled jobs are kept

@@ -16,7 +16,7 @@
 --          claims    hash    worker -> its last claim, for a reply that was lost
 --          events    stream  what happened
 --          ended_channel  channel  tells waiters that an awaited job ended
---          lanes...  stream  five keys for each topic, see lib/changes.lua
+--          lanes...  stream  seven keys for each topic, see lib/changes.lua
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the tokens and the event entry, 8 bytes; the same again when a reply was lost
 --          worker    its name, new with every start
@@ -28,6 +28,7 @@
 --          limit     at most this many jobs
 --          max_bytes about this many bytes of bodies at most
 --          suspects  '1' if the worker may take a job with a crash behind it
+--          callbacks '1' for a deliverer: it takes callbacks, and all jobs of topics that have one; others take the rest
 --          keep_ms   how long an expired job is kept
 --          name      of the timer in this process, '' for none
 --          role      leader, follower or auto
@@ -52,13 +53,22 @@ for _, topic in ipairs(names) do
   fields[#fields + 1] = topic .. ':ready'
   fields[#fields + 1] = topic .. ':paused'
   fields[#fields + 1] = topic .. ':resumed'
+  fields[#fields + 1] = topic .. ':callback'
 end
 local about = #fields > 0 and redis.call('HMGET', topics, unpack(fields)) or {}
-local ready, resumed = {}, {}
+local ready, resumed, closed, delivers = {}, {}, {}, callbacks == '1'
 for at = 1, #names do
-  ready[at] = tonumber(about[3 * at - 2]) or 0
-  if about[3 * at - 1] then free[at] = 0 end
-  resumed[at] = about[3 * at] or '0'
+  ready[at] = tonumber(about[4 * at - 3]) or 0
+  -- A topic with a callback has no other worker than deliverers.
+  closed[at] = about[4 * at - 2] or (about[4 * at] and not delivers)
+  if closed[at] then free[at] = 0 end
+  resumed[at] = about[4 * at - 1] or '0'
+end
+
+-- Whether a job in this lane of a topic is for who asks.
+local function is_mine(position, lane)
+  if lane == CALLBACK then return delivers end
+  return not delivers or about[4 * position]
 end
 
 local leased, long = {}, {}
@@ -189,16 +199,16 @@ local function take_ready(position, lane, want)
   end
 end
 
-local lane_order = turn % 8 == 7 and {2, 0, 1} or {1, 0, 2}
+local lane_order = turn % 8 == 7 and {CALLBACK, 2, 0, 1} or {1, 0, 2, CALLBACK}
 for step = 0, #names - 1 do
   -- Each call begins with another topic, so that none starves.
   local position = (turn + step) % #names + 1
   -- Counters say where to look; now and then the streams are asked themselves.
   if free[position] > 0 and left > 0 and bytes > 0 and (ready[position] > 0 or turn % 32 == 0) then
-    if suspects == '1' then take_ready(position, SUSPECT, 1) end
+    if suspects == '1' and is_mine(position, SUSPECT) then take_ready(position, SUSPECT, 1) end
     for _, lane in ipairs(lane_order) do
       local want = math.min(free[position], left)
-      if want > 0 and bytes > 0 then take_ready(position, lane, want) end
+      if want > 0 and bytes > 0 and is_mine(position, lane) then take_ready(position, lane, want) end
     end
   end
 end
@@ -208,7 +218,7 @@ local MOVED_AT_ONCE = 128
 local numbers, used = nil, 0
 local unnamed = for_each_due(now, MOVED_AT_ONCE, tonumber(keep_ms), function(member, topic, record, due_ms)
   local position = place[topic]
-  if free[position] > 0 and left > 0 and bytes > 0 then
+  if free[position] > 0 and left > 0 and bytes > 0 and is_mine(position, floor(string.byte(record) / 8) % 4) then
     -- Its first run: all that there is to keep is what follows the mark.
     local mark, attempts, crashes, marks, rest, _ = string.byte(record) + 64, 0, 0, 0, nil, nil
     if mark % 128 < 64 then
@@ -237,9 +247,10 @@ if taken > 0 then redis.call('HSET', claims, worker, nonce .. table.concat(names
 commit(now, nonce, worker)
 
 for position, topic in ipairs(names) do
+  if called[topic] or (delivers and taken_of[position] and ready[position] > 0) then call_deliverers(topic) end
   if woken[topic] and ready[position] > 0 then
     wake(topic, ready[position])
-  elseif taken_of[position] or (left <= 0 and not about[3 * position - 1]) then
+  elseif taken_of[position] or (left <= 0 and not closed[position]) then
     -- A full worker passes on what it did not come to as well: the token that woke it may have been of that topic.
     local list = KEYS[first_key[topic] + WAKE]
     if ready[position] <= 0 then

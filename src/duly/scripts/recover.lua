@@ -18,7 +18,7 @@
 --          timer     stream  the earliest due time changed
 --          stop      channel tells workers to stop a run
 --          ended_channel  channel  tells waiters that an awaited job ended
---          lanes...  stream  five keys for each topic, see lib/changes.lua
+--          lanes...  stream  seven keys for each topic, see lib/changes.lua
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
 --          limit     at most this many in one call

@@ -9,7 +9,7 @@
 --          progress  hash    member -> last reported progress
 --          leases    zset    member -> lease end
 --          events    stream  what happened
---          lanes...  stream  five keys for each topic, see lib/changes.lua
+--          lanes...  stream  seven keys for each topic, see lib/changes.lua
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
 --          topic_count  how many topics follow

@@ -13,7 +13,7 @@
 --          dead      zset    dead -> keep until
 --          events    stream  what happened
 --          ended_channel  channel  tells waiters that an awaited job ended
---          lanes...  stream  five keys for each topic, see lib/changes.lua
+--          lanes...  stream  seven keys for each topic, see lib/changes.lua
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
 --          topic_count  how many topics follow

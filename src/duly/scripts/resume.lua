@@ -6,7 +6,7 @@
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters and pauses of topics
 --          events    stream  what happened
---          lanes...  stream  five keys of the topic, see lib/changes.lua
+--          lanes...  stream  seven keys of the topic, see lib/changes.lua
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
 --          topic     its name
@@ -21,4 +21,5 @@ redis.call('HDEL', topics, topic .. ':paused')
 redis.call('HSET', topics, topic .. ':resumed', now)
 name_topic(topic, 1)
 wake(topic, tonumber(redis.call('HGET', topics, topic .. ':ready')) or 0)
+call_deliverers(topic)
 return 'ok'

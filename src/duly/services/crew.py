@@ -196,6 +196,24 @@ class Crew:
             self._stalled(names)
 
 
+async def run_together(crews: list[Crew], stop: asyncio.Event) -> None:
+    """
+    Run crews until *stop* is set; when one ends by itself, the others drain.
+
+    Raises:
+        Whatever ended one of them.
+    """
+    tasks = [asyncio.create_task(crew.run(stop)) for crew in crews]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        stop.set()
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def _from_thread(loop: asyncio.AbstractEventLoop, fn: Callable[[], None]) -> None:
     with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
         loop.call_soon_threadsafe(fn)

@@ -114,6 +114,12 @@ class SyncDuly:
         """
         self.run(self.here().limit(topic, backlog))
 
+    def callback(self, topic: str, url: str | None) -> None:
+        """
+        Have the jobs of *topic* delivered to *url*; see `Duly.callback`.
+        """
+        self.run(self.here().callback(topic, url))
+
     def purge(self, topic: str) -> int:
         """
         Cancel every job of *topic* that waits; see `Duly.purge`.

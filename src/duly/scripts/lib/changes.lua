@@ -4,16 +4,17 @@
 -- commit writes: the event first, then what adds, then what removes, so that a failure half-way
 -- leaves a job in two places, which the auditor mends, and never in none.
 --
--- Each topic named in a call brings five keys, in the order of its lanes: normal, high, low, suspect, then wake.
+-- Each topic named in a call brings seven keys, in the order of its lanes: normal, high, low, callback, suspect, then wake,
+-- then callbacks, which all topics share.
 
-local WAKE, READERS, WAKE_TOKENS = 4, 'duly', 16
+local WAKE, CALLBACKS, READERS, WAKE_TOKENS, CALL_TOKENS = 5, 6, 'duly', 16, 1000
 local TOTALS = '>I8I8I8'  -- how the `about` of an event entry begins: when, rows and bytes up to and with it
 local first_key
 local put_count, lined_count
 local puts, put_bodies, dropped_bodies, put_outcomes, dropped_outcomes, dropped_progress = {}, {}, {}, {}, {}, {}
 local due_scores, unscheduled, earliest = {}, {}, nil
 local lease_scores, freed = {}, {}
-local lined_up, dropped_entries, woken = {}, {}, {}
+local lined_up, dropped_entries, woken, called = {}, {}, {}, {}
 local done_scores, dead_scores, undone, undead = {}, {}, {}, {}
 local counts, done_weight, dead_weight
 local stops, endings = {}, {}
@@ -34,6 +35,7 @@ local function begin()
   if lined_up[1] then lined_up = {} end
   if next(dropped_entries) then dropped_entries = {} end
   if next(woken) then woken = {} end
+  if next(called) then called = {} end
   if done_scores[1] then done_scores = {} end
   if dead_scores[1] then dead_scores = {} end
   if undone[1] then undone = {} end
@@ -44,7 +46,7 @@ local function begin()
 end
 
 local function name_topic(topic, position)
-  first_key[topic] = lanes_at + 5 * (position - 1)
+  first_key[topic] = lanes_at + 7 * (position - 1)
 end
 
 local function stream(topic, lane)
@@ -108,7 +110,11 @@ local function line_up(member, topic, lane, entry)
   local at = lined_count
   lined_up[at + 1], lined_up[at + 2], lined_up[at + 3] = stream(topic, lane), entry, member
   lined_count = at + 3
-  woken[topic] = (woken[topic] or 0) + 1
+  if lane == CALLBACK then
+    called[topic] = true
+  else
+    woken[topic] = (woken[topic] or 0) + 1
+  end
 end
 
 -- Take the entry of a job off its stream, in the same script that stores the outcome.
@@ -133,6 +139,11 @@ local function wake(topic, moved)
   redis.call('LPUSH', list, unpack(values))
 end
 
+-- Deliverers take callbacks of whatever topic, so their tokens are names of topics.
+local function call_deliverers(topic)
+  local list = KEYS[first_key[topic] + CALLBACKS]
+  if redis.call('LLEN', list) < CALL_TOKENS then redis.call('LPUSH', list, topic) end
+end
 
 -- Reasons of the rows of one verb, a line for each.
 local function reasons_of(group)
@@ -240,6 +251,7 @@ end
 
 local function wake_topics()
   for topic, moved in pairs(woken) do wake(topic, moved) end
+  for topic in pairs(called) do call_deliverers(topic) end
 end
 
 local function first_score(index)

@@ -46,7 +46,7 @@ end
 
 local function promote(member, topic, record, due_ms, number)
   local mark, attempts, crashes, verb, marks, rest = start_of(record, due_ms)
-  line_up(member, topic, crashes > 0 and SUSPECT or floor(mark / 8) % 4, number)
+  line_up(member, topic, lane_in(mark, crashes), number)
   keep('promoted', member, encode(START, mark + READY, attempts, crashes, verb, marks, number) .. rest)
   count(topic, SCHEDULED, -1)
   count(topic, READY, 1)

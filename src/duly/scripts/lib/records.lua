@@ -17,7 +17,7 @@
 
 local SCHEDULED, READY, RUNNING, SUCCEEDED, DEAD, CANCELLED = 0, 1, 2, 3, 4, 5
 local STATES = {[0] = 'scheduled', 'ready', 'running', 'succeeded', 'dead', 'cancelled'}
-local SUSPECT = 3
+local CALLBACK, SUSPECT = 3, 4
 local AWAITED, REPLACED, BODY_DROPPED, ERROR_KEPT = 1, 2, 4, 8
 local VERBS = {ack = 1, retry = 2, bury = 3, release = 4, recover = 5}
 local NUMBER, BASE, OPTIONS = '>I8', '>BI8c6', '>I8I4I4BI4'
@@ -95,10 +95,16 @@ local function wishes(job)
   return decode(OPTIONS, job.options)
 end
 
--- The stream that a job waits in: suspects stand apart, whatever their priority.
+-- The stream that a job waits in: suspects stand apart, whatever their priority.  A callback is none: it runs our own
+-- code, so a crash says nothing about it.
+local function lane_in(mark, crashes)
+  local lane = floor(mark / 8) % 4
+  if crashes > 0 and lane ~= CALLBACK then return SUSPECT end
+  return lane
+end
+
 local function lane_of(job)
-  if job[CRASHES] > 0 then return SUSPECT end
-  return job.lane
+  return lane_in(job.lane * 8, job[CRASHES])
 end
 
 local function has_mark(job, mark)

@@ -1,0 +1,206 @@
+"""
+Callbacks through the whole queue: a real server, a real deliverer, real receivers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+
+import msgspec
+import pytest
+
+from duly import Duly, Fixed, JobFailed, JobState, UsageError
+from duly.callbacks import verify
+from tests.callbacks.conftest import SECRET
+from tests.callbacks.receivers import answering, receiving
+from tests.eventually import eventually
+
+JSON = "application/json"
+
+
+@pytest.fixture
+def app_for(valkey, namespace):
+    def make(*receivers, **settings):
+        allow = ",".join(receiver.allow for receiver in receivers)
+        return Duly(
+            valkey.url, namespace=namespace, callback_secrets=SECRET, callback_allow=allow, **settings
+        )
+
+    return make
+
+
+@asynccontextmanager
+async def running(work):
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_a_job_with_a_callback_is_delivered_and_its_answer_is_the_result(app_for):
+    paid = answering(body=b'{"paid":true}', content_type=JSON)
+    async with receiving(paid) as receiver, app_for(receiver) as app, running(app.deliver()):
+        job = await app.enqueue("order.paid", {"order": 42}, id="o-42", callback=receiver.url())
+        assert {"paid": True} == await job.result(timeout=60)
+    [request] = receiver.requests
+    verify(request.headers, request.body, SECRET)
+    event = msgspec.json.decode(request.body)
+    assert ("order.paid/o-42", {"order": 42}, f"/duly/{app.settings.namespace}") == (
+        event["subject"],
+        event["data"],
+        event["source"],
+    )
+
+
+async def test_a_handler_of_the_topic_never_sees_it_and_goes_on_with_the_others(app_for):
+    ran = []
+    async with receiving(answering()) as receiver, app_for(receiver) as app:
+
+        @app.handler("mail")
+        async def handle(n: int) -> None:
+            ran.append(n)
+
+        called = await app.enqueue("mail", {"n": 1}, callback=receiver.url())
+        plain = await app.enqueue("mail", {"n": 2})
+        async with running(app.work()):
+            await plain.result(timeout=60)
+            assert JobState.ready is (await called.get()).state
+        async with running(app.work(callbacks=True)):
+            await called.result(timeout=60)
+    assert [2] == ran
+
+
+async def test_a_delayed_callback_is_delivered_when_it_is_due_in_a_process_that_only_delivers(app_for):
+    async with receiving(answering()) as receiver, app_for(receiver) as app, running(app.deliver()):
+        job = await app.enqueue("mail", callback=receiver.url(), delay=0.5)
+        await job.result(timeout=60)
+        assert (await job.get()).started_ms >= (await job.get()).due_ms
+
+
+async def test_a_topic_with_a_callback_is_delivered_by_whatever_priority(app_for):
+    async with receiving(answering()) as receiver, app_for(receiver) as app:
+        first = await app.enqueue("order.paid", 1, priority="low")
+        await app.callback("order.paid", receiver.url())
+        async with running(app.deliver()):
+            second = await app.enqueue("order.paid", 2, priority="high")
+            for job in (first, second):
+                await job.result(timeout=60)
+            await app.callback("order.paid", None)
+            third = await app.enqueue("order.paid", 3)
+            own = await app.enqueue("order.paid", 4, callback=receiver.url())
+            await own.result(timeout=60)
+            assert JobState.ready is (await third.get()).state
+    assert 3 == len(receiver.requests)
+
+
+async def test_the_url_of_a_job_goes_before_that_of_its_topic(app_for):
+    async with (
+        receiving(answering()) as own,
+        receiving(answering()) as general,
+        app_for(own, general) as app,
+        running(app.deliver()),
+    ):
+        await app.callback("mail", general.url())
+        await (await app.enqueue("mail", callback=own.url())).result(timeout=60)
+    assert (1, 0) == (len(own.requests), len(general.requests))
+
+
+async def test_failures_are_repeated_with_the_same_id_and_the_next_attempt(app_for):
+    async with (
+        receiving(answering("500 Oh"), answering("503 No"), answering()) as receiver,
+        app_for(receiver) as app,
+        running(app.deliver()),
+    ):
+        job = await app.enqueue("mail", callback=receiver.url(), backoff=Fixed(0.01))
+        await job.result(timeout=60)
+    assert 1 == len({request.headers["webhook-id"] for request in receiver.requests})
+    assert ["1", "2", "3"] == [request.headers["duly-attempt"] for request in receiver.requests]
+
+
+async def test_410_makes_a_job_dead_and_so_does_the_last_attempt(app_for):
+    async with (
+        receiving(answering("410 Gone")) as gone,
+        receiving(answering("500 Oh")) as broken,
+        app_for(gone, broken) as app,
+        running(app.deliver()),
+    ):
+        first = await app.enqueue("mail", callback=gone.url())
+        second = await app.enqueue("mail", callback=broken.url(), max_attempts=2, backoff=Fixed(0.01))
+        with pytest.raises(JobFailed, match="410"):
+            await first.result(timeout=60)
+        with pytest.raises(JobFailed, match="500"):
+            await second.result(timeout=60)
+    assert (1, 2) == (len(gone.requests), len(broken.requests))
+
+
+async def test_a_private_address_is_never_connected_to(app_for):
+    async with receiving(answering()) as receiver, app_for() as app, running(app.deliver()):
+        job = await app.enqueue("mail", callback=receiver.url(), max_attempts=1)
+        with pytest.raises(JobFailed, match="refused"):
+            await job.result(timeout=60)
+    assert 0 == receiver.connections
+
+
+async def test_hosts_that_hang_keep_nobody_else_waiting(app_for):
+    async def hang(_request, _writer):
+        await asyncio.sleep(1000)
+
+    async with receiving(hang) as bad, receiving(answering()) as good, app_for(bad, good) as app:
+        jobs = [await app.enqueue("mail", n, callback=bad.url()) for n in range(30)]
+        async with running(app.deliver(concurrency=20)):
+            await eventually(lambda: bad.connections == 8, 60)
+            for n in range(30):
+                await (await app.enqueue("mail", n, callback=good.url())).result(timeout=60)
+            # Eight are under way, and the rest were put off, uncounted.
+            assert 8 == bad.connections
+            await eventually(lambda: _states(jobs, running=8, scheduled=22), 60)
+        assert {0} == {(await job.get()).attempts for job in jobs}
+    assert 30 == len(good.requests)
+
+
+async def _states(jobs, **expected):
+    found = [(await job.get()).state.name for job in jobs]
+    assert expected == {name: found.count(name) for name in expected}
+
+
+async def test_a_deliverer_that_ends_gives_back_what_it_holds(app_for):
+    async def hang(_request, _writer):
+        await asyncio.sleep(1000)
+
+    async with receiving(hang, answering()) as receiver, app_for(receiver) as app:
+        job = await app.enqueue("mail", callback=receiver.url())
+        async with running(app.deliver()):
+            await eventually(lambda: receiver.connections == 1, 60)
+        assert (JobState.ready, 0) == ((await job.get()).state, (await job.get()).attempts)
+        async with running(app.deliver()):
+            await job.result(timeout=60)
+
+
+async def test_without_a_secret_nothing_is_delivered(valkey, namespace):
+    async with Duly(valkey.url, namespace=namespace) as app:
+        with pytest.raises(UsageError, match="DULY_CALLBACK_SECRETS"):
+            await app.deliver()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"callback": "ftp://example.com/"},
+        {"callback": "https://user:pw@example.com/"},
+        {"callback": ""},
+        {"callback": 5},
+        {"callback": "https://example.com/", "priority": "high"},
+    ],
+)
+async def test_a_callback_that_is_none_is_refused_before_anything_is_sent(app_for, wrong):
+    with pytest.raises(UsageError, match="callback"):
+        await app_for().enqueue("mail", **wrong)
+
+
+async def test_a_callback_of_a_topic_that_is_none_is_refused(app_for):
+    with pytest.raises(UsageError, match="callback"):
+        await app_for().callback("mail", "no url")
