@@ -79,6 +79,8 @@ async def test_trace_headers_that_are_none_are_left_out(deliverer, parent):
         (b'{"ok":true}', "application/json", {"ok": True}),
         (b"[1]", "Application/JSON; charset=utf-8", [1]),
         (b"[1]", "application/vnd.shop+json", [1]),
+        (b"1" + 65_535 * b" ", "application/json", 1),
+        (b"1" + 65_536 * b" ", "application/json", None),
         (b"", "application/json", None),
         (b"thanks", "text/plain", None),
         (b"[1", "application/json", None),

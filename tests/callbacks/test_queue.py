@@ -5,13 +5,16 @@ Callbacks through the whole queue: a real server, a real deliverer, real receive
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import msgspec
 import pytest
 
 from duly import Duly, Fixed, JobFailed, JobState, UsageError
 from duly.callbacks import verify
+from duly.callbacks.queue import KNOWN, NOBODY, CallbackStore, Called
 from tests.callbacks.conftest import SECRET
 from tests.callbacks.receivers import answering, receiving
 from tests.eventually import eventually
@@ -149,7 +152,11 @@ async def test_hosts_that_hang_keep_nobody_else_waiting(app_for):
     async def hang(_request, _writer):
         await asyncio.sleep(1000)
 
-    async with receiving(hang) as bad, receiving(answering()) as good, app_for(bad, good) as app:
+    async with (
+        receiving(hang) as bad,
+        receiving(answering()) as good,
+        app_for(bad, good, drain_grace=0.1) as app,
+    ):
         jobs = [await app.enqueue("mail", n, callback=bad.url()) for n in range(30)]
         async with running(app.deliver(concurrency=20)):
             await eventually(lambda: bad.connections == 8, 60)
@@ -171,13 +178,49 @@ async def test_a_deliverer_that_ends_gives_back_what_it_holds(app_for):
     async def hang(_request, _writer):
         await asyncio.sleep(1000)
 
-    async with receiving(hang, answering()) as receiver, app_for(receiver) as app:
+    async with receiving(hang, answering()) as receiver, app_for(receiver, drain_grace=0.1) as app:
         job = await app.enqueue("mail", callback=receiver.url())
         async with running(app.deliver()):
             await eventually(lambda: receiver.connections == 1, 60)
         assert (JobState.ready, 0) == ((await job.get()).state, (await job.get()).attempts)
         async with running(app.deliver()):
             await job.result(timeout=60)
+
+
+async def test_a_deliverer_is_woken_by_what_is_its_own_and_leaves_other_tokens_alone(app_for):
+    url = "https://example.com/"
+    async with app_for() as app:
+        called = Called(app.settings.namespace)
+        store = app.make_store(partial(CallbackStore, called))
+        # Read before there is anything: what follows is known from tokens alone.
+        assert not await store.wait((), 0.01)
+        assert [NOBODY] == called.topics()
+        called.read_s = math.inf
+        await app.enqueue("plain")
+        assert not await store.wait(("plain",), 0.01)
+        await app.enqueue("own", callback=url)
+        await app.enqueue("other", callback=url)
+        assert await store.wait((), 60)
+        assert ["other", "own"] == sorted(called.topics())
+        assert not await store.wait((), 0.01)
+        await app.callback("topic", url)
+        assert await store.wait((), 60)
+        await store.look(now=True)
+        assert {"topic": url} == called.urls
+        await app.enqueue("topic")
+        assert await store.wait((), 60)
+        assert not await store.wait((), 0.01)
+        # The worker of the plain topic is still to be woken.
+        assert await (await app.store()).wait(("plain",), 60)
+        await store.link.aclose()
+
+
+def test_a_process_remembers_only_so_many_topics():
+    called = Called("n")
+    for number in range(KNOWN + 10):
+        called.hear(str(number))
+    assert KNOWN == len(called.topics())
+    assert str(KNOWN + 9) in called.topics()
 
 
 async def test_without_a_secret_nothing_is_delivered(valkey, namespace):

@@ -125,11 +125,14 @@ async def test_a_lost_entry_is_mended_into_its_lane(store, server):
     assert ([], ["c"]) == await both(store)
 
 
-async def test_a_paused_topic_delivers_nothing(store):
+async def test_a_paused_topic_delivers_nothing(store, server):
     await call(store)
     await store.pause("mail")
     assert ([], []) == await both(store)
-    await store.resume("mail")
+    with snapshot.client_of(server.socket) as client:
+        client.delete(store.keys[0].fixed["callbacks"])
+        await store.resume("mail")
+        assert [b"mail"] == client.lrange(store.keys[0].fixed["callbacks"], 0, -1)
     assert ([], ["c"]) == await both(store)
 
 
