@@ -122,6 +122,7 @@ async def test_other_answers_retry_after_the_backoff(deliverer, status):
         (formatdate(time.time() + 600, usegmt=True), 300, 601),
         (formatdate(time.time() - 600, usegmt=True), 1, 1),
     ],
+    ids=["seconds", "none", "for ever", "a time", "a time that is past"],
 )
 async def test_a_wish_to_be_left_alone_is_granted_within_bounds(deliverer, text, least, most):
     with pytest.raises(Retry) as caught:

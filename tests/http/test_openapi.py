@@ -82,6 +82,9 @@ def make_true(case):
         # 3.0 is a whole number in a schema, and a float to those who read JSON into types.
         if job.get("max_attempts"):
             job["max_attempts"] = int(job["max_attempts"])
+        # All labels of a host together have a bound, too.
+        if len(job.get("callback") or "") > 200:
+            job["callback"] = None
         backoff = job.get("backoff")
         if backoff and backoff["kind"] == "exponential":
             backoff["cap"] = max(backoff.get("cap", 300), backoff.get("base", 2))

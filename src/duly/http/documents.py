@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 from duly.backoff import from_wire
 from duly.documents import JobDocument, fields_of
 from duly.durations import parse_duration, parse_time
-from duly.http.grammar import Duration, JobId, PositiveDuration, Seconds, Time
+from duly.http.grammar import Callback, Duration, JobId, PositiveDuration, Seconds, Time
 from duly.job import JobState, check_topic
 from duly.newjob import NewJob
 
@@ -79,7 +79,7 @@ class JobOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     priority: Literal["high", "normal", "low"] = "normal"
     on_conflict: Literal["keep", "replace", "raise"] = "keep"
     retain: Duration | None = None
-    callback: str | None = None
+    callback: Callback | None = None
 
 
 class JobRequest(JobOptions, kw_only=True, forbid_unknown_fields=True):

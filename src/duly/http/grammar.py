@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from duly.backoff import MAX_WAIT_MS
 from duly.job import TOPIC
+from duly.urls import MAX_URL
 
 MAX_WAIT_S = MAX_WAIT_MS // 1_000
 
@@ -57,15 +58,37 @@ TIME_PATTERN = (
     r"(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])$"
 )
 
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_LAST_LABEL = r"[A-Za-z](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_IPV6 = r"\[(?:(?:[0-9A-Fa-f]{1,4}:){7}[0-9A-Fa-f]{1,4}|(?:[0-9A-Fa-f]{1,4}:){1,6}:[0-9A-Fa-f]{1,4}|::1)\]"
+
+#: Where a callback goes: a host, maybe a port, a path and a query, and neither a user nor a fragment.
+CALLBACK_PATTERN = (
+    rf"^https?://(?:(?:{_LABEL}\.){{0,9}}{_LAST_LABEL}|(?:{_OCTET}\.){{3}}{_OCTET}|{_IPV6})"
+    r"(?::[1-9][0-9]{0,3})?(?:/[!$-;=@-Z_a-z~]*)?(?:\?[!$-;=?-Z_a-z~]*)?$"
+)
+
 _WRITE_DURATION = "write seconds, 500ms, 15s, 1h30m, 14d or PT1H30M; years and months have no fixed length"
 
 #: What to say about a text that does not fit.
 ADVICE = {
+    CALLBACK_PATTERN: "write a URL such as https://example.com/hook, without a user or a #fragment",
     ID_PATTERN: "use 1 to 200 of the characters A-Z a-z 0-9 . _ ~ : @ = + - (and neither '.' nor '..')",
     DURATION_PATTERN: _WRITE_DURATION,
     POSITIVE_PATTERN: f"must be more than zero; {_WRITE_DURATION}",
     TIME_PATTERN: "write a time with its offset from UTC: 2026-01-31T09:00:00Z or 2026-01-31T10:00:00+01:00",
 }
+
+Callback = Annotated[
+    str,
+    Meta(
+        pattern=CALLBACK_PATTERN,
+        max_length=MAX_URL,
+        description="a URL that the job is sent to",
+        examples=["https://example.com/hook"],
+    ),
+]
 
 Seconds = Annotated[float, Meta(ge=0, le=MAX_WAIT_S)]
 PositiveSeconds = Annotated[float, Meta(ge=0.001, le=MAX_WAIT_S)]
