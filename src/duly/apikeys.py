@@ -48,11 +48,19 @@ class ApiKey(msgspec.Struct, frozen=True, omit_defaults=True):
         """
         Whether it may do *scope*, on *topic* if one is concerned.
         """
-        if scope not in self.scopes and "admin" not in self.scopes:
-            return False
-        if not self.topics:
-            return True
-        return topic is not None and any(fnmatchcase(topic, pattern) for pattern in self.topics)
+        return self.has(scope) and (not self.topics or (topic is not None and self.sees(topic)))
+
+    def has(self, scope: Scope) -> bool:
+        """
+        Whether it may do *scope*, be it on some topics only.
+        """
+        return scope in self.scopes or "admin" in self.scopes
+
+    def sees(self, topic: str) -> bool:
+        """
+        Whether *topic* is one of its topics.
+        """
+        return not self.topics or any(fnmatchcase(topic, pattern) for pattern in self.topics)
 
 
 def check_key(name: str, scopes: Sequence[str], topics: Sequence[str] = ()) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -270,9 +271,11 @@ class Duly:
                 answer if isinstance(answer, DulyError) else JobHandle(self, answer.key, answer)
             )
         if self.hooks.meter is not None:
-            for answer in answers:
-                if not isinstance(answer, DulyError):
-                    self.hooks.meter.enqueued(answer.key.topic, answer.word)
+            sent = Counter(
+                (answer.key.topic, answer.word) for answer in answers if not isinstance(answer, DulyError)
+            )
+            for (topic, word), count in sent.items():
+                self.hooks.meter.enqueued(topic, word, count)
         return outcomes
 
     async def _send_many_through(self, jobs: Iterable[NewJob[Any]]) -> list[JobHandle[Any] | DulyError]:

@@ -48,30 +48,57 @@ class Feed:
         Raises:
             EventsLost: There is a gap; its range is in the error.
         """
-        start = f"{after.counter}-0" if after else "-"
-        entries = await self._store.link.call(
-            "XRANGE", self._key(shard, "events"), start, "+", "COUNT", limit + 1 if after else limit
-        )
-        read = [unpack(shard, entry, fields) for entry, fields in entries]
-        if after is None:
-            if read and read[0][0].counter != 1:
-                raise EventsLost(shard, None, read[0][0].counter, "trimmed before they were read")
-        elif not read or read[0][0] != after:
-            first = read[0][0] if read else None
-            if first is None or first.counter == after.counter or first.epoch != after.epoch:
-                raise EventsLost(shard, after, None, "the server was rolled back to an earlier state")
-            raise EventsLost(shard, after, first.counter, "trimmed before they were read")
-        else:
+        read = await self.entries(shard, after, limit + 1 if after else limit)
+        if after is not None:
             read = read[1:]
         events = [event for _, rows in read for event in rows]
         return (read[-1][0] if read else after), events
+
+    async def entries(
+        self, shard: int, at: Offset | None, limit: int = 100
+    ) -> list[tuple[Offset, list[Event]]]:
+        """
+        Return up to *limit* script calls with their events, from the one at an offset on, which comes again.
+
+        Raises:
+            EventsLost: There is a gap; its range is in the error.
+        """
+        read = await self._range(shard, f"{at.counter}-0" if at else "-", limit)
+        if at is None:
+            if read and read[0][0].counter != 1:
+                raise EventsLost(shard, None, read[0][0].counter, "trimmed before they were read")
+        elif not read or read[0][0] != at:
+            first = read[0][0] if read else None
+            if first is None or first.counter == at.counter or first.epoch != at.epoch:
+                raise EventsLost(shard, at, None, "the server was rolled back to an earlier state")
+            raise EventsLost(shard, at, first.counter, "trimmed before they were read")
+        return read
+
+    async def oldest(self, shard: int, limit: int = 100) -> list[tuple[Offset, list[Event]]]:
+        """
+        Return up to *limit* script calls with their events, from the oldest one that is still there.
+        """
+        return await self._range(shard, "-", limit)
+
+    async def newest(self, shard: int) -> tuple[Offset, list[Event]] | None:
+        """
+        The newest script call with its events.
+        """
+        entries = await self._store.link.call("XREVRANGE", self._key(shard, "events"), "+", "-", "COUNT", 1)
+        return unpack(shard, *entries[0]) if entries else None
+
+    async def _range(self, shard: int, start: str, limit: int) -> list[tuple[Offset, list[Event]]]:
+        entries = await self._store.link.call(
+            "XRANGE", self._key(shard, "events"), start, "+", "COUNT", limit
+        )
+        return [unpack(shard, entry, fields) for entry, fields in entries]
 
     async def last(self, shard: int) -> Offset | None:
         """
         The offset of the newest event.
         """
-        entries = await self._store.link.call("XREVRANGE", self._key(shard, "events"), "+", "-", "COUNT", 1)
-        return unpack(shard, *entries[0])[0] if entries else None
+        newest = await self.newest(shard)
+        return newest[0] if newest else None
 
     async def latest(self, shard: int, limit: int = 100) -> tuple[Offset | None, list[Event]]:
         """
@@ -87,8 +114,8 @@ class Feed:
         """
         The offset of the oldest event that is still there.
         """
-        entries = await self._store.link.call("XRANGE", self._key(shard, "events"), "-", "+", "COUNT", 1)
-        return unpack(shard, *entries[0])[0] if entries else None
+        entries = await self._range(shard, "-", 1)
+        return entries[0][0] if entries else None
 
     async def commit(self, consumer: str, shard: int, offset: Offset | None) -> None:
         """

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 LATENESS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300)
 RUN_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 1800)
+REQUEST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 READ_S = 3.0  #: how long a scrape waits for the store
 FRESH_S = 5.0  #: how long what was read serves further scrapes
 TOPICS = 100  #: topics whose next jobs are looked at
@@ -91,6 +92,20 @@ METRICS = {
             "process",
         ),
         Metric(
+            "duly_http_requests_total",
+            "counter",
+            ("operation", "status"),
+            "Requests that `duly serve` has answered, by the name of the operation in OpenAPI.",
+            "process",
+        ),
+        Metric(
+            "duly_http_request_seconds",
+            "histogram",
+            ("operation",),
+            "From a request to the beginning of its answer; those that wait for a job wait here, too.",
+            "process",
+        ),
+        Metric(
             "duly_running_jobs",
             "gauge",
             (),
@@ -141,7 +156,14 @@ METRICS = {
 }
 
 #: Those that the client library keeps; the others are made when they are asked for.
-_COUNTED = ("duly_job_lateness_seconds", "duly_job_run_seconds", "duly_verbs_total", "duly_fenced_total")
+_COUNTED = (
+    "duly_job_lateness_seconds",
+    "duly_job_run_seconds",
+    "duly_verbs_total",
+    "duly_fenced_total",
+    "duly_http_requests_total",
+    "duly_http_request_seconds",
+)
 
 
 class _Queue(NamedTuple):
@@ -191,6 +213,8 @@ class Metrics(Collector):
             self._run = self._histogram("duly_job_run_seconds", RUN_S)
             self._verbs = self._counter("duly_verbs_total")
             self._fenced = self._counter("duly_fenced_total")
+            self._requests = self._counter("duly_http_requests_total")
+            self._request_s = self._histogram("duly_http_request_seconds", REQUEST_S)
             self.registry.register(self)
         except ValueError as error:
             raise UsageError(
@@ -208,12 +232,12 @@ class Metrics(Collector):
 
     # -- told by the app and its worker -------------------------------------------------------------------
 
-    def enqueued(self, topic: str, word: str) -> None:
+    def enqueued(self, topic: str, word: str, count: int = 1) -> None:
         """
-        Count a job that was sent; *word* is the store's answer.
+        Count jobs that were sent; *word* is the store's answer.
         """
         if word != "kept":
-            self._verbs.labels("replaced" if word == "replaced" else "enqueued", topic).inc()
+            self._verbs.labels("replaced" if word == "replaced" else "enqueued", topic).inc(count)
 
     def claimed(self, run: Run) -> None:
         """
@@ -233,6 +257,13 @@ class Metrics(Collector):
         if run.started_s:
             self._lateness.labels(topic).observe(run.late_s())
             self._run.labels(topic).observe(max(0.0, run.freed_s - run.started_s))
+
+    def served(self, operation: str, status: int, seconds: float) -> None:
+        """
+        Count a request that is answered.
+        """
+        self._requests.labels(operation, str(status)).inc()
+        self._request_s.labels(operation).observe(seconds)
 
     def working(self, crew: Crew) -> None:
         """
@@ -289,16 +320,24 @@ class Metrics(Collector):
                 self._app.sync.thread().start(self._read())
         return self._queue
 
-    async def _read(self) -> None:
+    async def refresh(self) -> None:
+        """
+        Read how the queue stands on the loop that runs now, unless that was done within the last *fresh_s*.
+
+        For a scrape by a process that has a loop anyway; what is collected next tells of it.
+        """
+        if self._with_queue and time.monotonic() - self._read_at >= self._fresh_s:
+            await self._read(self._app)
+
+    async def _read(self, app: Duly | None = None) -> None:
         try:
             async with asyncio.timeout(READ_S):
-                self._queue = await self._read_queue()
+                self._queue = await self._read_queue(app or self._app.sync.here())
         except (DulyError, TimeoutError):
             self._queue = None
         self._read_at = time.monotonic()
 
-    async def _read_queue(self) -> _Queue:
-        app = self._app.sync.here()
+    async def _read_queue(self, app: Duly) -> _Queue:
         store, views = await app.store(), await app.views()
         stats = await views.stats()
         waiting = [topic.topic for topic in stats.topics if topic.counts["ready"] > 0][:TOPICS]

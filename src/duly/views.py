@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from duly.store import Store
 
+CANARY = "duly.canary"  #: the topic of jobs that only show whether jobs get through; not among those of users
 PAGE = 1000  #: members that one call looks at, at most
 
 _INDEX = {
@@ -193,6 +194,8 @@ class Views:
             fields = await self._store.link.call("HGETALL", self._key(shard, "topics"))
             for field_, value in zip(fields[::2], fields[1::2], strict=True):
                 topic, _, what = field_.decode().partition(":")
+                if topic == CANARY:
+                    continue
                 counts = about.setdefault(topic, {})
                 if what == "callback":
                     callbacks[topic] = value.decode()

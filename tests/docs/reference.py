@@ -247,6 +247,7 @@ def buckets_table() -> str:
         [
             ("`duly_job_lateness_seconds`", said(metrics.LATENESS_S)),
             ("`duly_job_run_seconds`", said(metrics.RUN_S)),
+            ("`duly_http_request_seconds`", said(metrics.REQUEST_S)),
         ],
     )
 

@@ -33,7 +33,9 @@ def test_every_operation_has_a_name_of_its_own():
 
 @pytest.fixture(scope="module")
 def served(valkey):
-    with Served(Duly(valkey.url, namespace="schemathesis"), ServiceSettings(max_wait_s=0.05)) as served:
+    with Served(
+        Duly(valkey.url, namespace="schemathesis"), ServiceSettings(max_wait_s=0.05, max_stream_s=0.05)
+    ) as served:
         yield served
 
 

@@ -13,6 +13,7 @@ from duly.cli.main import COMMANDS, OK
 from duly.cli.options import STATES, TOPIC, app_of, as_json, examples, server, yes
 from duly.cli.output import confirm, console, jobs_of, print_json, print_json_line, print_table
 from duly.errors import UsageError
+from duly.glance import topic_document
 from duly.urls import parse_url
 
 if TYPE_CHECKING:
@@ -43,24 +44,10 @@ def ls(as_json: bool) -> int:
         found = ask(ask(app.views()).stats()).topics
     if as_json:
         for about in found:
-            print_json_line(document(about))
+            print_json_line(topic_document(about))
     else:
         print_topics(found)
     return OK
-
-
-def document(about: TopicStats) -> dict[str, Any]:
-    """
-    A topic as it is told to programs.
-    """
-    return {
-        "topic": about.topic,
-        **about.counts,
-        "paused": about.paused,
-        "limit": about.limit,
-        "workers": about.workers,
-        "callback": about.callback,
-    }
 
 
 def print_topics(found: list[TopicStats], **more: list[Any]) -> None:

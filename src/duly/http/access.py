@@ -51,7 +51,15 @@ class Access:
         self._keys = keys
         self._buckets = Buckets(rate, burst) if rate else None
 
-    async def check(self, request: Request, scope: Scope | None, topic: str | None = None) -> ApiKey | None:
+    async def check(
+        self,
+        request: Request,
+        scope: Scope | None,
+        topic: str | None = None,
+        *,
+        of_topics: bool = False,
+        limited: bool = True,
+    ) -> ApiKey | None:
         """
         Let a request pass; the answer is its key, None where no keys are set up.
 
@@ -61,10 +69,10 @@ class Access:
         key = None
         if scope is not None and await self._keys.any():
             key = await self._key_of(request)
-            if not key.allows(scope, topic):
+            if not (key.has(scope) if of_topics else key.allows(scope, topic)):
                 on = f" on topic {topic}" if topic and key.topics else ""
                 raise Problem("forbidden", f"key {key.name} has not the scope {scope}{on}")
-        if self._buckets is not None:
+        if self._buckets is not None and limited:
             caller = key.id if key else (request.client.host if request.client else "")
             wait_s = self._buckets.take(caller)
             if wait_s:
@@ -74,6 +82,17 @@ class Access:
                     headers={"Retry-After": str(math.ceil(wait_s))},
                 )
         return key
+
+    async def still(self, request: Request, key: ApiKey | None) -> bool:
+        """
+        Whether a request that goes on for long is still allowed: its key may have been revoked meanwhile.
+        """
+        if not await self._keys.any():
+            return True
+        try:
+            return key is not None and await self._key_of(request) == key
+        except Problem:
+            return False
 
     async def _key_of(self, request: Request) -> ApiKey:
         challenge = {"WWW-Authenticate": "Bearer"}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from starlette.responses import Response
 
-from duly.http import batch, jobs
+from duly.http import batch, events, health, jobs, meter, topics
 from duly.http.openapi import document
 from duly.http.operations import Answer, Operation
 from duly.http.service import make_service
@@ -30,6 +30,10 @@ async def _openapi(_service: Service, _request: Request) -> Response:
 OPERATIONS: list[Operation] = [
     *jobs.OPERATIONS,
     *batch.OPERATIONS,
+    *topics.OPERATIONS,
+    *events.OPERATIONS,
+    *meter.OPERATIONS,
+    *health.OPERATIONS,
     Operation(
         name="getOpenApi",
         method="GET",

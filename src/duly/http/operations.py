@@ -61,6 +61,8 @@ class Operation:
     body: Any = None  #: the type of the request, None for none
     body_media: tuple[str, ...] = ("application/json",)
     body_required: bool = True
+    of_topics: bool = False  #: shows a key what is of its topics, so that one bound to some may call it
+    limited: bool = True  #: counts against the caller's rate
 
 
 TOPIC = Parameter(

@@ -53,6 +53,9 @@ PROBLEMS = {
     "key-reused": (422, "This key stands for another request"),
     "dead": (424, "The job is dead"),
     "too-many-requests": (429, "Too many requests"),
+    "not-installed": (501, "A package is missing"),
+    "stuck": (503, "A loop of the service makes no progress"),
+    "not-ready": (503, "The service cannot run jobs through the queue"),
     "full": (503, "The topic is at its backlog limit"),
     "unavailable": (503, "The queue is not available"),
 }

@@ -122,6 +122,14 @@ class Server(uvicorn.Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """
+        Tell the service that it drains: what waits for long, or streams for ever, ends by itself then.
+        """
+        application: Starlette = self.config.app  # type: ignore[assignment]  # as server_of was given it
+        application.state.service.drain()
+        await super().shutdown(sockets)
+
 
 def server_of(application: Starlette, drain_s: float) -> Server:
     """

@@ -18,9 +18,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Route
 
 from duly.apikeys import KeyRing
+from duly.canary import Canary
 from duly.errors import DulyError, JobNotFound
 from duly.group import Group
 from duly.http.access import Access
+from duly.http.duties import Duties
+from duly.http.live import Live
+from duly.http.meter import Meter, metrics_of
 from duly.http.problems import Problem, problem_of
 from duly.http.settings import ServiceSettings
 
@@ -54,6 +58,11 @@ class Service:
         self._reads: Group[JobKey, Job | None] = Group(
             self._read, key=lambda key: key, size=lambda _: 0, max_jobs=READS
         )
+        self.live: Live
+        self.canary: Canary
+        self.metrics = metrics_of(app)  #: None where the extra is not installed
+        self.duties = Duties()
+        self.draining = False
 
     async def open(self) -> None:
         """
@@ -63,8 +72,28 @@ class Service:
             UsageError: ``DULY_API_KEYS`` cannot be read.
             StoreUnavailable: The server cannot be reached.
         """
-        self.keys = KeyRing(await self.app.store())
+        store = await self.app.store()
+        self.draining = False
+        self.keys = KeyRing(store)
         self.access = Access(self.keys, rate=self.settings.rate, burst=self.settings.burst)
+        self.canary = Canary(store)
+        self.live = Live(store, most=self.settings.max_streams)
+        self.duties.start("events", self.live)
+
+    def drain(self) -> None:
+        """
+        Let end what would go on for long: no more requests come.
+        """
+        self.draining = True
+        if self.duties.running:
+            self.live.wake()
+
+    async def aclose(self) -> None:
+        """
+        End the duties.
+        """
+        self.drain()
+        await self.duties.aclose()
 
     async def job(self, key: JobKey) -> Job:
         """
@@ -113,16 +142,26 @@ def make_service(
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with app:
             await service.open()
-            yield
+            try:
+                yield
+            finally:
+                await service.aclose()
 
-    middleware = []
+    middleware = [Middleware(Meter, metrics=service.metrics)] if service.metrics else []
     if service.settings.cors_origins:
         middleware.append(
             Middleware(
                 CORSMiddleware,
                 allow_origins=list(service.settings.cors_origins),
-                allow_methods=["GET", "POST", "PATCH", "DELETE"],
-                allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "If-Match", "Prefer"],
+                allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+                allow_headers=[
+                    "Authorization",
+                    "Content-Type",
+                    "Idempotency-Key",
+                    "If-Match",
+                    "Last-Event-ID",
+                    "Prefer",
+                ],
                 expose_headers=["ETag", "Location", "Retry-After"],
             )
         )
@@ -165,8 +204,13 @@ class Endpoint:
         request = Request(scope, receive, send)
         operation = self._found["GET" if request.method == "HEAD" else request.method]
         try:
+            request.state.operation = operation.name
             request.state.key = await self._service.access.check(
-                request, operation.scope, request.path_params.get("topic")
+                request,
+                operation.scope,
+                request.path_params.get("topic"),
+                of_topics=operation.of_topics,
+                limited=operation.limited,
             )
             response = await operation.run(self._service, request)
         except Problem as problem:
