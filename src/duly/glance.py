@@ -34,6 +34,7 @@ class TopicDocument(msgspec.Struct, kw_only=True):
     paused: bool = False
     limit: int | None = None
     workers: int = 0
+    callback: str | None = None  #: where its jobs are delivered instead of run
 
 
 class TopicNowDocument(TopicDocument, kw_only=True):
@@ -144,7 +145,12 @@ def topic_document(about: TopicStats) -> TopicDocument:
     A topic as it is told to programs.
     """
     return TopicDocument(
-        topic=about.topic, **about.counts, paused=about.paused, limit=about.limit, workers=about.workers
+        topic=about.topic,
+        **about.counts,
+        paused=about.paused,
+        limit=about.limit,
+        workers=about.workers,
+        callback=about.callback,
     )
 
 

@@ -274,6 +274,33 @@ class Stats(Strict):
     server: Server
 
 
+class Actor(Strict):
+    """
+    Who changed something.
+    """
+
+    kind: Literal["key", "user", "address"]  #: an API key, a user of the operating system, or an address
+    name: str
+    id: str  #: of the key; of the user, its number and machine
+
+
+class AuditRecord(Strict):
+    """
+    A change.
+    """
+
+    at: str
+    action: Literal[
+        "pause", "resume", "limit", "purge", "cancel", "requeue", "reschedule", "create-key", "revoke-key"
+    ]
+    via: Literal["http", "cli"]
+    by: Actor
+    topic: str | None
+    id: str | None  #: of the job
+    key: str | None  #: the id of the API key
+    details: dict[str, Any]  #: what else is known, such as the limit, or how many jobs
+
+
 class Completion(Strict):
     """
     A script for a shell.
@@ -305,6 +332,7 @@ class NewKey(Key):
 
 #: What each command prints: one document, or (lines) one on each line.
 SHAPES: dict[str, tuple[type[Strict], Literal["document", "lines"]]] = {
+    "audit": (AuditRecord, "lines"),
     "completion": (Completion, "document"),
     "dead ls": (Death, "lines"),
     "dead requeue": (SteeredMany, "document"),

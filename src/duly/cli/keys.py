@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from duly.apikeys import SCOPES, ApiKey, KeyRing
+from duly.audit import Change
+from duly.cli.audit import note
 from duly.cli.loop import run
 from duly.cli.main import COMMANDS, NO, OK
 from duly.cli.options import app_of, as_json, server
@@ -29,14 +31,31 @@ def keys() -> None:
     """
 
 
-def _with_ring(work: Callable[[KeyRing], Awaitable[T]], *, existing: bool = True) -> T:
+def _with_ring(
+    work: Callable[[KeyRing], Awaitable[T]],
+    changes: Callable[[T], list[Change]] = lambda _: [],
+    *,
+    existing: bool = True,
+) -> T:
     app = app_of(existing=existing)
 
     async def main() -> T:
         async with app:
-            return await work(KeyRing(await app.store()))
+            done = await work(KeyRing(await app.store()))
+            await note(app, *changes(done))
+            return done
 
     return run(main())
+
+
+def _created(made: tuple[str, ApiKey]) -> list[Change]:
+    _, key = made
+    details = {"name": key.name, "scopes": list(key.scopes), "topics": list(key.topics)}
+    return [Change(action="create-key", key=key.id, details=details)]
+
+
+def _revoked(gone: list[ApiKey]) -> list[Change]:
+    return [Change(action="revoke-key", key=key.id, details={"name": key.name}) for key in gone]
 
 
 def _document(key: ApiKey) -> dict[str, object]:
@@ -64,7 +83,7 @@ def create(name: str, scopes: tuple[str, ...], topics: tuple[str, ...], as_json:
     """
     Make a key called NAME and print it, this once: only its hash is stored.
     """
-    text, key = _with_ring(lambda ring: ring.create(name, scopes, topics), existing=False)
+    text, key = _with_ring(lambda ring: ring.create(name, scopes, topics), _created, existing=False)
     if as_json:
         print_json(_document(key) | {"key": text})
     else:
@@ -107,7 +126,7 @@ def revoke(name: str, as_json: bool) -> int:
     """
     Forget the key with the id or the name NAME; services notice within seconds.
     """
-    gone = [_document(key) for key in _with_ring(lambda ring: ring.revoke(name))]
+    gone = [_document(key) for key in _with_ring(lambda ring: ring.revoke(name), _revoked)]
     if as_json:
         for key in gone:
             print_json_line(key)

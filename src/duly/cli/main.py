@@ -25,6 +25,7 @@ OK, NO, USAGE, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 3, 130
 
 #: Every command: the module in duly.cli that holds it under its own name, and its line in `duly --help`.
 COMMANDS = {
+    "audit": ("audit", "who changed what, over HTTP or by commands"),
     "bench": ("bench", "measure this machine: rates, lateness, memory, idle cost"),
     "completion": ("completion", "print the script that completes duly's words in your shell"),
     "dead": ("dead", "what dead jobs died of, and run them again"),

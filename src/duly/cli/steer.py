@@ -7,10 +7,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from duly.audit import Change
+from duly.cli.audit import note
 from duly.cli.loop import session
 from duly.cli.main import NO, OK
 from duly.cli.options import DURATION, KEY, TIME, app_of, as_json, examples, server, state, topic, where, yes
@@ -42,7 +44,7 @@ class Verb:
     Something to do to jobs.
     """
 
-    name: str
+    name: Literal["cancel", "requeue", "reschedule"]
     done: str
     states: tuple[JobState, ...]  #: that it applies to
     act: Callable[[Duly, Sequence[JobKey]], Awaitable[Sequence[Placed | JobState | DulyError]]]
@@ -127,7 +129,14 @@ def steer(
 def _named(verb: Verb, ask: Ask, app: Duly, keys: Sequence[JobKey], *, as_json: bool) -> int:
     keys = list(dict.fromkeys(keys))
     code = OK
-    for key, answer in zip(keys, ask(_act(verb, app, keys)), strict=True):
+    answers = ask(_act(verb, app, keys))
+    changes = [
+        Change(action=verb.name, topic=key.topic, id=key.id, details=_moved_to(verb, answer))
+        for key, answer in zip(keys, answers, strict=True)
+        if not isinstance(answer, DulyError)
+    ]
+    ask(note(app, *changes))
+    for key, answer in zip(keys, answers, strict=True):
         if isinstance(answer, DulyError):
             code = NO
             if not as_json:
@@ -141,6 +150,11 @@ def _named(verb: Verb, ask: Ask, app: Duly, keys: Sequence[JobKey], *, as_json: 
 
 async def _act(verb: Verb, app: Duly, keys: Sequence[JobKey]) -> Sequence[Placed | JobState | DulyError]:
     return await verb.act(app, keys)
+
+
+def _moved_to(verb: Verb, answer: Any) -> dict[str, str]:
+    due = moment(getattr(answer, "due_ms", None))
+    return {"due_at": say_time(due)} if due and verb.name == "reschedule" else {}
 
 
 def _when(answer: Any) -> str:
@@ -186,6 +200,10 @@ def many(
             by_topic += f" and {len(found.topics) - 5} more topics"
         confirm(f"{verb.name.capitalize()} {jobs_of(found.count)} ({by_topic})?", yes=False)
     done = ask(_each(verb, app, selection, newest, matches))
+    if done.count:
+        # Without the filter, which may quote what a job was given.
+        details = {"count": done.count, "topics": dict(done.topics.most_common(SHOWN))}
+        ask(note(app, Change(action=verb.name, details=details)))
     return _report(verb, done, as_json=as_json)
 
 

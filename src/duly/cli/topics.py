@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from duly.audit import Change
+from duly.cli.audit import note
 from duly.cli.loop import session
 from duly.cli.main import COMMANDS, OK
 from duly.cli.options import STATES, TOPIC, app_of, as_json, examples, server, yes
@@ -87,6 +89,7 @@ def pause(topic: str, as_json: bool) -> int:
     app = app_of()
     with session(app) as ask:
         ask(app.pause(topic))
+        ask(note(app, Change(action="pause", topic=topic)))
         waiting = _now(ask, app, topic)
     if as_json:
         print_json({"topic": topic, "paused": True})
@@ -107,6 +110,7 @@ def resume(topic: str, as_json: bool) -> int:
     app = app_of()
     with session(app) as ask:
         ask(app.resume(topic))
+        ask(note(app, Change(action="resume", topic=topic)))
     if as_json:
         print_json({"topic": topic, "paused": False})
     else:
@@ -143,11 +147,14 @@ def set_(topic: str, limit: str | None, callback: str | None, as_json: bool) -> 
         if limit is not None:
             most = None if limit == "none" else int(limit)
             ask(app.limit(topic, most))
+            ask(note(app, Change(action="limit", topic=topic, details={"limit": most})))
             said = "has no limit" if most is None else f"is limited to {jobs_of(most)} that wait"
             lines.append(f"{topic} {said}")
         if callback is not None:
             url = None if callback == "none" else callback
             ask(app.callback(topic, url))
+            # The URL may hold a secret: that there is one is enough.
+            ask(note(app, Change(action="callback", topic=topic, details={"callback": url is not None})))
             said = (
                 "is run by workers"
                 if url is None
@@ -186,6 +193,7 @@ def purge(topic: str, yes: bool, as_json: bool) -> int:
             confirm(f"Cancel {jobs_of(count)} of {topic} that wait?", yes=yes)
             with console(stderr=True).status(f"purging {topic}"):
                 purged = ask(app.purge(topic))
+            ask(note(app, Change(action="purge", topic=topic, details={"count": purged})))
     if as_json:
         print_json({"topic": topic, "purged": purged})
     else:

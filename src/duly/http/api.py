@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from starlette.responses import Response
 
-from duly.http import batch, events, health, jobs, meter, topics
+from duly.http import audit, batch, events, health, jobs, meter, topics
 from duly.http.openapi import document
 from duly.http.operations import Answer, Operation
 from duly.http.service import make_service
@@ -31,6 +31,7 @@ OPERATIONS: list[Operation] = [
     *jobs.OPERATIONS,
     *batch.OPERATIONS,
     *topics.OPERATIONS,
+    *audit.OPERATIONS,
     *events.OPERATIONS,
     *meter.OPERATIONS,
     *health.OPERATIONS,

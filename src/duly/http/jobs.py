@@ -169,6 +169,7 @@ async def reschedule(service: Service, request: Request) -> Response:
     if (delay is None) == (due_at is None):
         raise Problem("invalid", "say either delay or due_at", field="delay")
     revision = _wanted_revision(request)
+    request.state.audited = {"delay_s": delay_s, "due_at": wanted.due_at}
     try:
         await service.app.job(*key).reschedule(
             delay=seconds(delay, "delay"), due_at=time_of(due_at, "due_at"), revision=revision
@@ -325,6 +326,7 @@ OPERATIONS = [
         about="Give a job that has not started another due time; with If-Match, if nobody else did.",
         run=reschedule,
         scope="enqueue",
+        audit="reschedule",
         parameters=(TOPIC, JOB_ID, Parameter("If-Match", "header", "the ETag that the job must still have")),
         body=RescheduleBody,
         answers={200: _JOB},
@@ -337,6 +339,7 @@ OPERATIONS = [
         about="End a job, also while it runs: its worker is told to stop, what it returns does not count.",
         run=cancel,
         scope="enqueue",
+        audit="cancel",
         parameters=(TOPIC, JOB_ID),
         answers={200: _JOB},
         problems=("job-not-found", "conflict", "invalid"),
@@ -359,6 +362,7 @@ OPERATIONS = [
         about="Run a job again that has ended.",
         run=requeue,
         scope="enqueue",
+        audit="requeue",
         parameters=(TOPIC, JOB_ID),
         answers={202: _JOB},
         problems=("job-not-found", "conflict", "invalid"),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from duly.apikeys import Scope
+    from duly.audit import Action
     from duly.http.service import Service
 
 
@@ -62,6 +63,7 @@ class Operation:
     body_media: tuple[str, ...] = ("application/json",)
     body_required: bool = True
     of_topics: bool = False  #: shows a key what is of its topics, so that one bound to some may call it
+    audit: Action | None = None  #: what is recorded where it succeeds
     limited: bool = True  #: counts against the caller's rate
 
 

@@ -21,6 +21,7 @@ from duly.apikeys import KeyRing
 from duly.canary import Canary
 from duly.errors import DulyError, JobNotFound
 from duly.group import Group
+from duly.http import audit
 from duly.http.access import Access
 from duly.http.duties import Duties
 from duly.http.live import Live
@@ -213,6 +214,8 @@ class Endpoint:
                 limited=operation.limited,
             )
             response = await operation.run(self._service, request)
+            if operation.audit is not None and response.status_code < 400:
+                await audit.note(self._service, request, operation)
         except Problem as problem:
             response = problem.response()
         except DulyError as error:

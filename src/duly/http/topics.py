@@ -80,7 +80,9 @@ async def limit(service: Service, request: Request) -> Response:
     """
     topic = check_topic(request.path_params["topic"])
     wanted = await read_json(request, _limits, service.settings.body_limit)
-    await service.app.limit(topic, None if wanted.limit is None else int(wanted.limit))
+    most = None if wanted.limit is None else int(wanted.limit)
+    await service.app.limit(topic, most)
+    request.state.audited = {"limit": most}
     return await _show(service, topic)
 
 
@@ -120,6 +122,7 @@ OPERATIONS = [
         about="Let no more jobs of a topic start; running ones finish, due ones wait.",
         run=pause,
         scope="admin",
+        audit="pause",
         parameters=(TOPIC,),
         answers=_TOPIC,
         problems=("invalid",),
@@ -131,6 +134,7 @@ OPERATIONS = [
         about="Let jobs of a topic start again; the time it was paused is not lateness.",
         run=resume,
         scope="admin",
+        audit="resume",
         parameters=(TOPIC,),
         answers=_TOPIC,
         problems=("invalid",),
@@ -143,6 +147,7 @@ OPERATIONS = [
         "an equal share, rounded up.",
         run=limit,
         scope="admin",
+        audit="limit",
         parameters=(TOPIC,),
         body=Limit,
         answers=_TOPIC,
