@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import secrets
 import time
@@ -18,6 +19,8 @@ from duly.views import CANARY, Views
 
 if TYPE_CHECKING:
     from duly.store import Store
+
+log = logging.getLogger("duly.canary")
 
 FRESH_S = 1.0  #: how long an answer serves all who ask: asking often costs no more than asking once a second
 LIMIT_S = 2.0  #: how long it may take
@@ -69,7 +72,9 @@ class Canary:
         """
         async with self._lock:
             if time.monotonic() - self._at_s >= self._fresh_s:
-                self._sang = await self._send()
+                before, self._sang = self._sang, await self._send()
+                if self._sang.reason != before.reason:
+                    log.warning("%s", self._sang.detail or "jobs get through the queue again")
                 self._at_s = time.monotonic()
             return self._sang
 
