@@ -141,8 +141,11 @@ async def test_a_canary_goes_through_every_shard_and_leaves_no_trace(valkey, nam
     async with Duly(valkey.url, namespace=namespace, shards=3) as app:
         store, views = await app.store(), await app.views()
         canary = Canary(store, fresh_s=0.0)
+        revisions = set()
         for _ in range(5):
             assert ("", "") == await canary.sing()
+            revisions.update([job.revision async for job in views.each(JobState.succeeded, CANARY)])
+        assert len(revisions) >= 5, "it is another one each time"
         left = [job async for job in views.each(JobState.succeeded, CANARY)]
         assert {0, 1, 2} == {views.shard_of(job.key) for job in left}
         assert 3 == len(left), "one on each shard, however often it is asked"

@@ -50,9 +50,10 @@ class Client:
         The lines of the next event, None when the stream has ended.
         """
         while b"\n\n" not in self.buffer:
-            size = int(self.file.readline() or b"0", 16)
+            line = self.file.readline()
+            size = int(line or b"0", 16)
             if not size:
-                self.ended = True
+                self.ended = bool(line)  # else it was cut off
                 return None
             self.buffer += self.file.read(size)
             self.file.readline()
@@ -395,6 +396,14 @@ def test_an_id_that_says_nothing_is_told_as_a_gap(app, served):
         client.begun()
         enqueue(app, "again")
         assert "again" == client.next()[1]["id"], "its next id is a good one"
+
+
+async def test_who_looked_before_the_poller_began_is_woken(client, app):
+    live = client._transport.app.state.service.live
+    news = live.news
+    with live.following():
+        await live.run_once()
+    assert news.is_set(), "what happened in between would wait for the next event"
 
 
 async def test_head_asks_for_headers_only(client):
