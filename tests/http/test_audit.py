@@ -211,9 +211,12 @@ def test_the_user_is_the_one_that_runs_the_process(monkeypatch):
 async def test_records_do_not_wait_long_for_a_server_that_is_away(client, app, monkeypatch):
     audit = Audit(await app.store())
     monkeypatch.setattr("duly.audit.WRITE_S", 0.05)
+    calls = []
 
-    async def never(*_, **__):
+    async def never(*words, **_):
+        calls.append(words)
         await asyncio.Event().wait()
 
     monkeypatch.setattr(audit._store.link, "call", never)
     await audit.note(this_user(), "cli", *(Change(action="pause", topic="mail") for _ in range(3)))
+    assert 1 == len(calls), "once it is known to be away, the log has to do"
