@@ -168,11 +168,11 @@ async def reschedule(service: Service, request: Request) -> Response:
     due_at = None if wanted.due_at is msgspec.UNSET else wanted.due_at
     if (delay is None) == (due_at is None):
         raise Problem("invalid", "say either delay or due_at", field="delay")
-    revision = _wanted_revision(request)
-    request.state.audited = {"delay_s": delay_s, "due_at": wanted.due_at}
+    revision, delay_s = _wanted_revision(request), seconds(delay, "delay")
+    request.state.audited = {"delay_s": delay_s, "due_at": due_at}
     try:
         await service.app.job(*key).reschedule(
-            delay=seconds(delay, "delay"), due_at=time_of(due_at, "due_at"), revision=revision
+            delay=delay_s, due_at=time_of(due_at, "due_at"), revision=revision
         )
     except Conflict:
         job = await _get(service, key)
