@@ -298,14 +298,16 @@ class Store:
         callbacks: bool = False,
         timer: str = "",
         role: str = "auto",
+        lease_ms: int | None = None,
     ) -> Claimed:
         """
         Lease ready jobs: at most the free slots of each topic, at most *limit* together.
 
         With *callbacks* those that are to be delivered, and no others; without, all others.
-
+        With *lease_ms* the leases have that length, and no grace beyond the time to run.
         The same worker and number again, after a lost reply, brings the same leases.
         """
+        length_ms, grace_ms = (self.lease_ms, self.grace_ms) if lease_ms is None else (lease_ms, 0)
         args: list[Any] = []
         for want in wants:
             args += want
@@ -315,8 +317,8 @@ class Store:
             "worker_id": worker_id(worker),
             "number": number,
             "again": "0",
-            "lease_ms": self.lease_ms,
-            "grace_ms": self.grace_ms,
+            "lease_ms": length_ms,
+            "grace_ms": grace_ms,
             "limit": min(limit, PER_CALL),
             "max_bytes": CLAIM_BYTES,
             "suspects": "1" if suspects else "0",
@@ -332,7 +334,7 @@ class Store:
         look = Look(now_ms, 0, _ms(next_due), _ms(next_lease), rank, peers, behind, micros)
         if not leased:
             return Claimed([], look)
-        terms = Terms(shard, now_ms, self.lease_ms, self.grace_ms)
+        terms = Terms(shard, now_ms, length_ms, grace_ms)
         about = {
             want.topic.encode(): (want.ttr_ms, int(paused))
             for want, paused in zip(wants, resumed, strict=True)
@@ -358,17 +360,20 @@ class Store:
 
     # -- while a job runs ---------------------------------------------------------------------------------
 
-    async def extend(self, shard: int, leases: Sequence[Lease]) -> list[bool]:
+    async def extend(self, shard: int, leases: Sequence[Lease], *, lease_ms: int | None = None) -> list[bool]:
         """
         Prolong leases, none past its time to run; False for each that is lost.
+
+        With *lease_ms* they have that length from now, and no grace beyond the time to run.
         """
+        length_ms, grace_ms = (self.lease_ms, self.grace_ms) if lease_ms is None else (lease_ms, 0)
         held: list[bool] = []
         for at in range(0, len(leases), PER_CALL):
             args: list[Any] = []
             for lease in leases[at : at + PER_CALL]:
                 args += (lease.key.member, lease.fence_bytes, lease.ttr_ms)
             _, words = await self._run(
-                "extend", shard, (), {"lease_ms": self.lease_ms, "grace_ms": self.grace_ms}, args
+                "extend", shard, (), {"lease_ms": length_ms, "grace_ms": grace_ms}, args
             )
             held += [word == b"ok" for word in words]
         return held

@@ -646,3 +646,17 @@ async def test_a_worker_that_says_good_bye_leaves_nothing_behind_on_any_shard(li
     await store.beat("w1", b"")
     left = [raw.hlen(keys.fixed["claims"]) for keys in store.keys]
     assert ([0, 0, 0], 0) == (left, raw.hlen(store.keys[0].fixed["workers"]))
+
+
+async def test_a_lease_of_another_length_ends_with_the_time_to_run(store, look, clock):
+    for id_, ttr_ms in (("short", 20_000), ("long", 90_000)):
+        await enqueue(store, id_, ttr_ms=ttr_ms)
+    leases = await claim(store, lease_ms=60_000)
+    now = clock()
+    ends = {"mail/short": now + 20_000, "mail/long": now + 60_000}
+    assert ends == {lease.key.member: lease.expires_ms for lease in leases} == look().leases
+    clock.advance(s=10)
+    assert [True, True] == await store.extend(0, leases, lease_ms=40_000)
+    assert {"mail/short": now + 20_000, "mail/long": now + 50_000} == look().leases
+    assert [True, True] == await store.extend(0, leases)
+    assert {"mail/short": now + 25_000, "mail/long": now + 25_000} == look().leases
