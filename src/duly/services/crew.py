@@ -9,13 +9,10 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from duly.services.auditor import Auditor
+from duly.services.duties import Duties
 from duly.services.heart import Heart
 from duly.services.outlook import Outlook
-from duly.services.pruner import Pruner
-from duly.services.recoverer import Recoverer
 from duly.services.service import Pulse, run_forever
-from duly.services.timer import Timer, TimerBell
 from duly.services.worker import Worker
 
 if TYPE_CHECKING:
@@ -31,8 +28,6 @@ if TYPE_CHECKING:
     from duly.store import Store
 
 log = logging.getLogger("duly.crew")
-
-SELDOM_S = 15.0  #: duties that nobody waits for
 
 
 class Crew:
@@ -71,36 +66,11 @@ class Crew:
             middleware=middleware,
         )
         self.worker.running.meter = hooks.meter
-        self.recoverers = [
-            Recoverer(
-                store,
-                shard,
-                outlook,
-                every_s=settings.recover_scan_ms / 1000,
-                look_s=settings.timer_scan_ms / 1000,
-            )
-            for shard, outlook in enumerate(self._outlooks)
-        ]
-        self.timers = [
-            Timer(
-                store,
-                shard,
-                outlook,
-                name=self.worker.name,
-                role=settings.role,
-                scan_s=settings.timer_scan_ms / 1000,
-                claim=self.worker.claim_now,
-            )
-            for shard, outlook in enumerate(self._outlooks)
-        ]
-        # A loop that only waits must come round before it counts as stalled.
+        self._duties = Duties(
+            store, self._outlooks, settings, name=self.worker.name, claim=self.worker.claim_now
+        )
+        self.recoverers, self.timers = self._duties.recoverers, self._duties.timers
         self._stall_s = settings.stall_ms / 1000
-        often_s = min(5.0, self._stall_s / 2)
-        self._bells = [
-            TimerBell(store, shard, outlook, listen_s=often_s) for shard, outlook in enumerate(self._outlooks)
-        ]
-        seldom_s = min(SELDOM_S, settings.stall_ms / 3000)
-        self._pruner, self._auditor = Pruner(store, every_s=seldom_s), Auditor(store, every_s=seldom_s)
         self._make_store = make_store
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -152,19 +122,9 @@ class Crew:
 
     def _loops(self) -> list[Coroutine[Any, Any, None]]:
         """
-        One loop for each service, by a name of its own: a shard's timer must not hide behind another's.
+        One loop for each service.
         """
-        services: list[tuple[str, Service]] = [
-            ("worker", self.worker),
-            ("pruner", self._pruner),
-            ("auditor", self._auditor),
-        ]
-        for shard in range(self.store.shards):
-            services += (
-                (f"timer {shard}", self.timers[shard]),
-                (f"timer bell {shard}", self._bells[shard]),
-                (f"recoverer {shard}", self.recoverers[shard]),
-            )
+        services: list[tuple[str, Service]] = [("worker", self.worker), *self._duties.services()]
         return [run_forever(service, self.pulse, name) for name, service in services]
 
     async def _watch(self) -> None:

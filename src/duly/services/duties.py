@@ -1,0 +1,70 @@
+"""
+Duties of every process that hands out jobs: wake what is due, take back what was lost, tidy up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from duly.services.auditor import Auditor
+from duly.services.pruner import Pruner
+from duly.services.recoverer import Recoverer
+from duly.services.timer import Timer, TimerBell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from duly.services.outlook import Outlook
+    from duly.services.service import Service
+    from duly.settings import Settings
+    from duly.store import Store
+
+SELDOM_S = 15.0  #: duties that nobody waits for
+
+
+class Duties:
+    """
+    Timers, recoverers, pruner and auditor of one process.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        outlooks: list[Outlook],
+        settings: Settings,
+        *,
+        name: str,
+        claim: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """
+        Prepare: *claim* makes the worker of this process claim, if it has one with room.
+        """
+        scan_s = settings.timer_scan_ms / 1000
+        self.recoverers = [
+            Recoverer(store, shard, outlook, every_s=settings.recover_scan_ms / 1000, look_s=scan_s)
+            for shard, outlook in enumerate(outlooks)
+        ]
+        self.timers = [
+            Timer(store, shard, outlook, name=name, role=settings.role, scan_s=scan_s, claim=claim)
+            for shard, outlook in enumerate(outlooks)
+        ]
+        # A loop that only waits must come round before it counts as stalled.
+        often_s = min(5.0, settings.stall_ms / 2000)
+        self._bells = [
+            TimerBell(store, shard, outlook, listen_s=often_s) for shard, outlook in enumerate(outlooks)
+        ]
+        seldom_s = min(SELDOM_S, settings.stall_ms / 3000)
+        self._pruner, self._auditor = Pruner(store, every_s=seldom_s), Auditor(store, every_s=seldom_s)
+
+    def services(self) -> list[tuple[str, Service]]:
+        """
+        Each by a name of its own: a shard's timer must not hide behind another's.
+        """
+        services: list[tuple[str, Service]] = [("pruner", self._pruner), ("auditor", self._auditor)]
+        for shard, timer in enumerate(self.timers):
+            services += (
+                (f"timer {shard}", timer),
+                (f"timer bell {shard}", self._bells[shard]),
+                (f"recoverer {shard}", self.recoverers[shard]),
+            )
+        return services
