@@ -81,6 +81,8 @@ def serve(
                 server = server_of(application, found.settings.drain_grace_ms / 1000)
                 async with delivering(found, server):
                     await server.serve([place])
+        if failure := application.state.service.workplace.failure:
+            raise failure
         log.info("ended")
 
     run(main())

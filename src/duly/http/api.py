@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from starlette.responses import Response
 
-from duly.http import audit, batch, events, health, jobs, meter, topics
+from duly.http import audit, batch, claims, events, health, jobs, leases, meter, topics
 from duly.http.openapi import document
 from duly.http.operations import Answer, Operation
 from duly.http.service import make_service
@@ -30,6 +30,8 @@ async def _openapi(_service: Service, _request: Request) -> Response:
 OPERATIONS: list[Operation] = [
     *jobs.OPERATIONS,
     *batch.OPERATIONS,
+    *claims.OPERATIONS,
+    *leases.OPERATIONS,
     *topics.OPERATIONS,
     *audit.OPERATIONS,
     *events.OPERATIONS,

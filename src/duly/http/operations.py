@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from duly.http.service import Service
 
 
+def topic_in_path(request: Request) -> str | None:
+    """
+    The topic that the path names, if it names one.
+    """
+    topic: str | None = request.path_params.get("topic")
+    return topic
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """
@@ -65,6 +73,7 @@ class Operation:
     of_topics: bool = False  #: shows a key what is of its topics, so that one bound to some may call it
     audit: Action | None = None  #: what is recorded where it succeeds
     limited: bool = True  #: counts against the caller's rate
+    topic_of: Callable[[Request], str | None] = topic_in_path  #: which API keys may be bound to
 
 
 TOPIC = Parameter(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from duly.apikeys import KeyRing
     from duly.app import Duly
+    from duly.http.service import Service
 
 
 log = logging.getLogger("duly.serve")
@@ -100,10 +101,20 @@ async def delivering(app: Duly, server: uvicorn.Server) -> AsyncIterator[None]:
 
 class Server(uvicorn.Server):
     """
-    A server that returns once it has drained.
+    A server that ends with its service, and returns once it has drained.
 
     uvicorn raises the signal that ended it anew, which would end the process before its app is closed.
     """
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    async def on_tick(self, counter: int) -> bool:
+        """
+        Look whether it is time to end.
+        """
+        return await super().on_tick(counter) or self._service.workplace.failure is not None
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -126,8 +137,7 @@ class Server(uvicorn.Server):
         """
         Tell the service that it drains: what waits for long, or streams for ever, ends by itself then.
         """
-        application: Starlette = self.config.app  # type: ignore[assignment]  # as server_of was given it
-        application.state.service.drain()
+        self._service.drain()
         await super().shutdown(sockets)
 
 
@@ -146,5 +156,6 @@ def server_of(application: Starlette, drain_s: float) -> Server:
             server_header=False,
             date_header=True,
             timeout_graceful_shutdown=max(1, round(drain_s)),
-        )
+        ),
+        application.state.service,
     )

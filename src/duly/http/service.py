@@ -28,6 +28,7 @@ from duly.http.live import Live
 from duly.http.meter import Meter, metrics_of
 from duly.http.problems import Problem, problem_of
 from duly.http.settings import ServiceSettings
+from duly.http.workplace import Workplace
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -64,6 +65,7 @@ class Service:
         self.metrics = metrics_of(app)  #: None where the extra is not installed
         self.duties = Duties()
         self.draining = False
+        self.workplace: Workplace
 
     async def open(self) -> None:
         """
@@ -80,21 +82,25 @@ class Service:
         self.canary = Canary(store)
         self.live = Live(store, most=self.settings.max_streams)
         self.duties.start("events", self.live)
+        self.workplace = Workplace(self.app, store)
+        self.workplace.open()
 
     def drain(self) -> None:
         """
         Let end what would go on for long: no more requests come.
         """
         self.draining = True
+        self.workplace.end_polls()
         if self.duties.running:
             self.live.wake()
 
     async def aclose(self) -> None:
         """
-        End the duties.
+        End what runs beside the requests.
         """
         self.drain()
         await self.duties.aclose()
+        await self.workplace.aclose()
 
     async def job(self, key: JobKey) -> Job:
         """
@@ -209,7 +215,7 @@ class Endpoint:
             request.state.key = await self._service.access.check(
                 request,
                 operation.scope,
-                request.path_params.get("topic"),
+                operation.topic_of(request),
                 of_topics=operation.of_topics,
                 limited=operation.limited,
             )

@@ -1,0 +1,221 @@
+"""
+Handing out: leases for workers that ask over HTTP, now or as soon as there is something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from duly.codec import Unreadable, decode, decode_envelope, reason_document
+from duly.durations import say_time
+from duly.errors import DulyError, JobNotFound, LeaseLost
+from duly.http.tokens import token_of
+from duly.job import moment
+from duly.store import Want
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from duly.app import Duly
+    from duly.http.bells import Bells
+    from duly.http.roster import HttpWorker, Roster
+    from duly.job import Lease
+    from duly.services.outlook import Outlook
+    from duly.store import Store
+
+log = logging.getLogger("duly.http")
+
+TTR_MS = 300_000  #: of a topic whose handler is not known here
+MAX_ATTEMPTS = 5  #: likewise
+
+
+class LeasedJob(msgspec.Struct, kw_only=True):
+    """
+    A job to run, and the token that ends its run.
+    """
+
+    token: str
+    topic: str
+    id: str
+    revision: int
+    payload: msgspec.Raw
+    context: dict[str, Any] | None
+    attempt: int
+    max_attempts: int
+    crashes: int
+    due_at: str
+    lateness_ms: int
+    lease_until: str
+    ttr_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """
+    A claim as it was asked for.
+    """
+
+    topic: str
+    limit: int
+    lease_ms: int
+    wait_s: float
+
+
+class Claims:
+    """
+    Leases for who asks over HTTP.
+    """
+
+    def __init__(
+        self, app: Duly, store: Store, bells: Bells, roster: Roster, outlooks: list[Outlook], name: str
+    ) -> None:
+        self._app = app
+        self._store = store
+        self._bells = bells
+        self._roster = roster
+        self._outlooks = outlooks
+        self._name = name  #: of the timer in this process
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def take(self, worker: HttpWorker, ask: Ask, gone: asyncio.Future[None]) -> list[Lease]:
+        """
+        Claim, and wait for something to claim: until the time is over, or who asked has *gone*.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + ask.wait_s
+        worker.polls += 1
+        # In line before the first look, so that no token falls between look and wait.
+        call = self._bells.join(ask.topic) if ask.wait_s else loop.create_future()
+        try:
+            while True:
+                leases = await self._claim_whole(worker, ask)
+                left_s = deadline_s - loop.time()
+                if leases or left_s <= 0:
+                    return leases
+                await asyncio.wait(
+                    (call, gone, self.ending), timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if gone.done() or self.ending.done():
+                    return []
+                if call.done():
+                    call = self._bells.join(ask.topic)
+        finally:
+            worker.polls -= 1
+            if ask.wait_s:
+                self._bells.leave(ask.topic, call)
+
+    async def _claim_whole(self, worker: HttpWorker, ask: Ask) -> list[Lease]:
+        """
+        Claim; if who asks is cancelled meanwhile, what comes is given back.
+        """
+        task = asyncio.create_task(self._claim(worker, ask))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+
+            async def give_back() -> None:
+                await self.give_back(await task)
+
+            self.spawn(give_back())
+            raise
+
+    async def _claim(self, worker: HttpWorker, ask: Ask) -> list[Lease]:
+        handler = self._app.handlers.get(ask.topic)
+        ttr_ms = handler.ttr_ms if handler else TTR_MS
+        found: list[Lease] = []
+        async with worker.lock:
+            number = worker.next_number()
+            for step in range(self._store.shards):
+                shard = (number + step) % self._store.shards
+                free = ask.limit - len(found)
+                sent_s = time.monotonic()
+                try:
+                    claimed = await self._store.claim(
+                        shard,
+                        [Want(ask.topic, free, ttr_ms)],
+                        worker=worker.name,
+                        number=number,
+                        limit=free,
+                        # One at a time: what crashes its worker must not take others along.
+                        suspects=not any(lease.crashes for lease in found),
+                        timer=self._name,
+                        role=self._app.settings.role,
+                        lease_ms=ask.lease_ms,
+                    )
+                except DulyError as error:
+                    if not found:
+                        raise
+                    log.warning("shard %d: %s; answering with what others had", shard, error)
+                    break
+                self._outlooks[shard].note(claimed.look, sent_s)
+                found += claimed.leases
+                if len(found) >= ask.limit:
+                    break
+        return found
+
+    def view(self, worker: HttpWorker, lease: Lease, lease_ms: int) -> LeasedJob | None:
+        """
+        Describe a leased job; one that cannot be read is buried instead, as any worker would.
+        """
+        try:
+            envelope = decode_envelope(lease.envelope)
+            payload = lease.payload or b"null"
+            decode(payload)
+        except Unreadable as error:
+            self.spawn(self._bury(lease, str(error)))
+            return None
+        handler = self._app.handlers.get(lease.key.topic)
+        lateness_ms = max(lease.claimed_ms - lease.floor_ms, 0)
+        self._roster.holds(worker, lease.fence_bytes, lease_ms)
+        return LeasedJob(
+            token=token_of(lease, lateness_ms),
+            topic=lease.key.topic,
+            id=lease.key.id,
+            revision=lease.revision,
+            payload=msgspec.Raw(payload),
+            context=envelope.context,
+            attempt=lease.attempt,
+            max_attempts=envelope.max_attempts or (handler.max_attempts if handler else MAX_ATTEMPTS),
+            crashes=lease.crashes,
+            due_at=say_time(moment(lease.due_ms)),  # type: ignore[arg-type]  # it has one
+            lateness_ms=lateness_ms,
+            lease_until=say_time(moment(lease.expires_ms)),  # type: ignore[arg-type]  # likewise
+            ttr_ms=lease.ttr_ms,
+        )
+
+    async def _bury(self, lease: Lease, why: str) -> None:
+        try:
+            await self._store.bury(lease, reason_document("unreadable", why), "unreadable")
+        except DulyError as error:
+            log.warning("could not bury %s, which cannot be read: %s", lease.key, error)
+
+    async def give_back(self, leases: list[Lease]) -> None:
+        """
+        Release jobs that nobody was told of.
+        """
+        said = await asyncio.gather(*(self._store.release(lease) for lease in leases), return_exceptions=True)
+        for lease, error in zip(leases, said, strict=True):
+            self._roster.ended(lease.fence_bytes)
+            if isinstance(error, BaseException) and not isinstance(error, LeaseLost | JobNotFound):
+                log.warning("could not release %s: %s", lease.key, error)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """
+        Do something beside the request.
+        """
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def aclose(self) -> None:
+        """
+        Finish what is under way.
+        """
+        await asyncio.gather(*self._tasks, return_exceptions=True)
