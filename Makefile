@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@$(BIN)/python -m pip check >/dev/null \
 		|| { $(BIN)/python -m pip check; echo "requirements.lock does not fit pyproject.toml: make lock" >&2; exit 1; }
-	@$(MAKE) --no-print-directory redis
+	@$(MAKE) --no-print-directory redis tools
 	@touch $@
 
 # The store tests also run on Debian's redis-server (7.0 in bookworm).  The package of that name would
@@ -44,6 +44,21 @@ redis:
 	if command -v redis-server >/dev/null && redis-server --version; then exit 0; fi; \
 	echo "no redis-server found: the store tests run on the embedded Valkey only" >&2; \
 	if [ -n "$$CI" ]; then exit 1; fi
+
+# What the example workers in other languages are run with.
+.PHONY: tools
+tools:
+	@for pair in curl:curl node:nodejs; do \
+		command -v $${pair%:*} >/dev/null && continue; \
+		if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+			echo "installing $${pair#*:} for the example workers"; \
+			apt-get update -qq; \
+			DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $${pair#*:} >/dev/null; \
+		fi; \
+		command -v $${pair%:*} >/dev/null && continue; \
+		echo "no $${pair%:*} found: the example worker that needs it is not tested; apt-get install $${pair#*:}" >&2; \
+		if [ -n "$$CI" ]; then exit 1; fi; \
+	done
 
 check: setup ## Lint, check format, types, import directions and script headers
 	$(BIN)/ruff check

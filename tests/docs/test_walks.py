@@ -4,6 +4,7 @@ Who follows a page to the letter sees what it says.
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.docs.pages import PAGES, ROOT, blocks, name_of
 from tests.docs.walks import Shell, environ, shows, unmarked, walk
 from tests.servers import Server, binary
 from tests.testing.projects import install
+from tests.tools import REMEDY, tool
 
 WALKS = [page for page in PAGES if any(block.mark.startswith("walk") for block in blocks(page))]
 EXAMPLES = ROOT / "examples"
@@ -28,17 +30,23 @@ def own_server(unused_tcp_port):
 
 
 @pytest.mark.parametrize("page", WALKS, ids=name_of)
-def test_a_page_can_be_followed_to_the_letter(page, own_server, unused_tcp_port_factory, tmp_path):
+def test_a_page_can_be_followed_to_the_letter(page, own_server, tmp_path, unused_tcp_port_factory):
+    for name in REMEDY:
+        if any(re.search(rf"^\$ .*\b{name} ", block.text, re.MULTILINE) for block in blocks(page)):
+            tool(name)
     _, url = own_server
-    elsewhere = {"redis://localhost:6379/0": url, "8420": str(unused_tcp_port_factory())}
+    # The port that `duly serve` takes unasked may be taken.
+    port = str(unused_tcp_port_factory())
+    ports = {"8420": port, "duly serve ": f"duly serve --port {port} "}
     # A short path: the embedded server's socket is below it.
     with tempfile.TemporaryDirectory(prefix="duly-", dir="/tmp", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         if page.is_relative_to(EXAMPLES):
             shutil.copytree(page.parent, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".duly"))
-        shell = Shell(folder, **environ(install(tmp_path / "installed")))
+        here = environ(install(tmp_path / "installed"))
+        shell = Shell(folder, **here, QUEUE_URL=f"http://127.0.0.1:{port}")
         try:
-            assert walk(page, shell, folder, elsewhere)
+            assert walk(page, shell, folder, {"redis://localhost:6379/0": url, **ports})
         finally:
             shell.close()
 
