@@ -193,9 +193,9 @@ class Worker(Strict):
 
     worker: str
     host: str
-    pid: int
+    pid: int  #: 0 for one that works over HTTP
     topics: list[str]
-    concurrency: int
+    concurrency: int  #: how many jobs it takes at once
     running: int
     claimed: int
     finished: int

@@ -17,7 +17,9 @@ from duly import Duly, Fixed
 from duly.apikeys import KeyRing
 from duly.http.api import api
 from duly.http.handing import MAX_ATTEMPTS
+from duly.http.roster import Roster
 from duly.http.serve import listen, server_of
+from duly.http.settings import ServiceSettings
 from duly.http.tokens import read_token, token_of
 from duly.job import JobKey, JobState, Order
 from tests.eventually import eventually
@@ -556,15 +558,18 @@ async def test_a_client_that_left_while_it_waited_takes_no_job(url, app):
         await app.enqueue("mail", id="a")
         [job] = await waiting
         assert (1, "here") == (job["attempt"], (await app.job("mail", "a").get()).worker)
+    store = await app.store()
+    # Who was ever given a job is known by its last claim.
+    assert [b"here"] == await store.link.call("HKEYS", store.keys[0].fixed["claims"])
 
 
 async def _listed(app, name):
     return name in await workers(app)
 
 
-async def test_a_client_that_left_before_its_answer_gives_its_jobs_back(url, app, monkeypatch):
+async def hold_back(app, monkeypatch):
     """
-    It leaves between the look that finds a job and the answer that brings it.
+    What the worker `gone` claims is found, and kept from it until it may go on.
     """
     store = await app.store()
     found, go_on = asyncio.Event(), asyncio.Event()
@@ -578,6 +583,26 @@ async def test_a_client_that_left_before_its_answer_gives_its_jobs_back(url, app
         return claimed
 
     monkeypatch.setattr(store, "claim", slow)
+    return found, go_on
+
+
+async def test_a_claim_that_is_cancelled_half_way_gives_its_jobs_back(client, app, monkeypatch):
+    found, go_on = await hold_back(app, monkeypatch)
+    await app.enqueue("mail", id="a")
+    asking = asyncio.create_task(claim(client, worker="gone"))
+    await found.wait()
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    go_on.set()
+    [job] = await claim(client, wait=FOREVER)
+    assert ("a", 1, 0) == (job["id"], job["attempt"], job["crashes"])
+
+
+async def test_a_client_that_left_before_its_answer_gives_its_jobs_back(url, app, monkeypatch):
+    """
+    It leaves between the look that finds a job and the answer that brings it.
+    """
+    found, go_on = await hold_back(app, monkeypatch)
     await app.enqueue("mail", id="a")
     await app.enqueue("mail", id="b")
     _, writer = await ask(url, {"worker": "gone", "limit": 2})
@@ -607,13 +632,51 @@ async def test_a_lease_that_runs_out_brings_the_job_back_though_no_other_worker_
         await end(client, job, "ack")
 
 
-async def test_a_service_that_ends_lets_nobody_wait(app):
+async def test_a_call_that_was_not_followed_goes_to_the_next_in_line(client):
+    bells = client._transport.app.state.service.workplace._bells
+    first, second, third = (bells.join("mail") for _ in range(3))
+    bells._ring("mail")
+    bells.leave("mail", third)
+    assert (True, False) == (first.done(), second.done())
+    bells.leave("mail", first)
+    assert (True, False) == (second.done(), third.done())
+
+
+async def test_a_token_that_nobody_here_wants_any_more_is_left_to_others(client, app):
+    store = await app.store()
+    bells = client._transport.app.state.service.workplace._bells
+    bells.leave("mail", bells.join("mail"))
+    await app.enqueue("mail", id="a")
+    await eventually(lambda: "mail" not in bells._lines, 30)
+    await eventually(lambda: _length(store, store.keys[0].wake("mail")), 30)
+
+
+async def _length(store, key):
+    return 1 == await store.link.call("LLEN", key)
+
+
+async def start(app, **settings):
     place = listen("127.0.0.1", 0)
-    server = server_of(api(app), 60)
+    server = server_of(api(app, ServiceSettings(**settings)), 60)
     serving = asyncio.create_task(server.serve([place]))
     await eventually(lambda: server.started, 30)
+    return place, server, serving
+
+
+async def test_a_service_whose_loops_end_ends_with_them(app, monkeypatch):
+    async def broken(_):
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(Roster, "run_once", broken)
+    _, server, serving = await start(app)
+    await asyncio.wait_for(serving, 60)
+    assert "a fault of ours" == str(server._service.workplace.failure)
+
+
+async def test_a_service_that_ends_lets_nobody_wait(app):
+    place, server, serving = await start(app, max_wait_s=3600)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{place.getsockname()[1]}", timeout=60) as client:
-        waiting = asyncio.create_task(claim(client, wait=FOREVER))
+        waiting = asyncio.create_task(claim(client, wait=3600))
         async with Duly(app.settings.url, namespace=app.settings.namespace) as other:
             await eventually(lambda: _listed(other, "w"), 30)
         server.should_exit = True

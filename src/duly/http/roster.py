@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from duly.store import Store
 
 WORKERS = 10_000  #: that are remembered
+TOPICS = 100  #: that are told of each
 
 
 class HttpWorker:
@@ -83,6 +84,8 @@ class Roster:
         self._workers[name] = worker
         worker.host, worker.limit, worker.heard = host, limit, True
         worker.topics[topic] = None
+        while len(worker.topics) > TOPICS:
+            del worker.topics[next(iter(worker.topics))]
         while len(self._workers) > WORKERS:
             self._workers.popitem(last=False)
         if new:
