@@ -86,7 +86,7 @@ async def test_many_at_once_up_to_the_limit(client, app):
     for number in range(5):
         await app.enqueue("mail", id=str(number))
     assert 3 == len(await claim(client, limit=3))
-    assert 2 == len(await claim(client, limit=200))
+    assert 2 == len(await claim(client, limit=100))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ async def test_shards_are_all_asked(valkey, namespace):
     async with served(app) as client:
         for number in range(20):
             await app.enqueue("mail", id=str(number))
-        jobs = await claim(client, limit=200)
+        jobs = await claim(client, limit=100)
         assert 20 == len(jobs)
         for job in jobs:
             await end(client, job, "ack")
@@ -627,7 +627,8 @@ async def test_a_lease_that_runs_out_brings_the_job_back_though_no_other_worker_
         await app.enqueue("mail", id="a")
         [lost] = await claim(client, lease=1)
         [job] = await claim(client, wait=FOREVER)
-        assert ("a", 1, 1) == (job["id"], job["attempt"], job["crashes"])
+        # Whether it counts as a crash depends on how long the server of the tests is up: see the recoverer.
+        assert ("a", 1) == (job["id"], job["attempt"])
         problem(await client.post(f"/v1/leases/{lost['token']}/ack"), 409, "lease-lost")
         await end(client, job, "ack")
 

@@ -77,6 +77,7 @@ class CallbackStore(Store):
         callbacks: bool = True,
         timer: str = "",
         role: str = "auto",
+        lease_ms: int | None = None,
     ) -> Claimed:
         """
         Lease callbacks; see `Store.claim`.
@@ -91,6 +92,7 @@ class CallbackStore(Store):
             callbacks=callbacks,
             timer=timer,
             role=role,
+            lease_ms=lease_ms,
         )
 
     async def wait(self, topics: Iterable[str], seconds: float) -> bool:

@@ -16,7 +16,8 @@ from duly.errors import DulyError, JobNotFound, LeaseLost, UsageError
 from duly.http.answers import answer
 from duly.http.bodies import read_json
 from duly.http.claims import LEASE_S, LeaseSeconds
-from duly.http.documents import NULL, Duration, seconds
+from duly.http.documents import NULL, seconds
+from duly.http.grammar import Duration
 from duly.http.handing import MAX_ATTEMPTS
 from duly.http.operations import Answer, Operation, Parameter
 from duly.http.problems import Problem
