@@ -87,6 +87,9 @@ def make_true(case):
         # All labels of a host together have a bound, too.
         if len(job.get("callback") or "") > 200:
             job["callback"] = None
+        # A callback waits in a lane of its own and has no priority beside it.
+        if job.get("callback"):
+            job.pop("priority", None)
         backoff = job.get("backoff")
         if backoff and backoff["kind"] == "exponential":
             backoff["cap"] = max(backoff.get("cap", 300), backoff.get("base", 2))

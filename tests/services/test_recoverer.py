@@ -11,7 +11,7 @@ import pytest
 from duly.job import JobState
 from duly.services.outlook import Outlook
 from duly.services.recoverer import Recoverer
-from duly.store import Look
+from duly.store import PER_CALL, Look
 from tests.eventually import eventually
 from tests.services.conftest import becomes, working
 from tests.services.test_limits import Gauge
@@ -159,8 +159,8 @@ async def test_an_answer_read_late_is_not_a_jump(scene, store):
 async def test_all_that_ran_out_during_a_doubt_is_uncounted_however_much_it_is(scene, store):
     for number in range(450):
         await enqueue(store, f"j{number}")
-    for _ in range(3):
-        await claim(store, limit=200)
+    while await claim(store, limit=PER_CALL):
+        pass
     scene.passes(1, server_s=3_600)
     await scene.look()
     await scene.recoverer.run_once()
