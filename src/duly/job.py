@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import zlib
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 ID = re.compile(r"[A-Za-z0-9._~:@=+-]{1,200}")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Priority = Literal["high", "normal", "low"]
 OnConflict = Literal["keep", "replace", "raise"]
@@ -134,7 +136,8 @@ def moment(ms: int | None) -> datetime | None:
     """
     An aware UTC time from integer milliseconds; 0 and None mean never.
     """
-    return datetime.fromtimestamp(ms / 1000, UTC) if ms else None
+    # Not from a float of seconds: centuries ahead, that is a part of a millisecond off.
+    return _EPOCH + timedelta(milliseconds=ms) if ms else None
 
 
 # Without garbage collection for values that hold no others but bytes and text: a hundred thousand of them

@@ -71,6 +71,10 @@ def test_only_three_states_are_final():
     assert ["succeeded", "dead", "cancelled"] == [state.name for state in JobState if state.ended]
 
 
+def test_a_moment_is_exact_up_to_the_last_one():
+    assert datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC) == moment(253_402_300_799_999)
+
+
 def test_zero_and_none_are_no_moments():
     assert (None, None) == (moment(0), moment(None))
     assert datetime(1970, 1, 1, 0, 0, 1, 500_000, tzinfo=UTC) == moment(1_500)
