@@ -26,6 +26,8 @@ from duly.job import JobKey, JobState, check_id, check_topic
 from duly.middleware import Middleware, check_async
 from duly.namespace import inspect, require
 from duly.newjob import NewJob, at_least_one, new_job
+from duly.remote.views import RemoteViews, needs_server
+from duly.remote.waiting import RemoteWaiters
 from duly.services.crew import Crew, run_together
 from duly.services.worker import Worker
 from duly.settings import Settings
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from duly.middleware import AroundEnqueue, AroundHandler
     from duly.namespace import ServerFacts
     from duly.newjob import Options
+    from duly.remote.store import RemoteStore
 
 log = logging.getLogger("duly")
 
@@ -65,7 +68,8 @@ class Duly:
     """
     Runs functions when they are due.
 
-    Without a URL, jobs wait in an embedded Valkey under ``./.duly``.
+    Without a URL, jobs wait in an embedded Valkey under ``./.duly``.  With that of a `duly serve`, https://…,
+    jobs are sent to it, looked at and steered; workers need the queue's own server.
     """
 
     def __init__(self, url: str | None = None, *, settings: Settings | None = None, **flags: Any) -> None:
@@ -85,8 +89,8 @@ class Duly:
         self.facts: ServerFacts | None = None
         self.must_exist = False  #: refuse a namespace that is not there, instead of making it
         self._server: EmbeddedServer | None = None
-        self._store: Store | None = None
-        self._waiters: Waiters | None = None
+        self._store: Store | RemoteStore | None = None
+        self._waiters: Waiters | RemoteWaiters | None = None
         self._now: Callable[[], int] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connecting: asyncio.Lock | None = None
@@ -229,7 +233,7 @@ class Duly:
     async def _send(self, job: NewJob[Any]) -> JobHandle[Any]:
         order = self._order(job)
         try:
-            placed = await (await self.store()).enqueue(order)
+            placed = await (await self.queue()).enqueue(order)
         except OutcomeUnknown as error:
             if job.id is not None:
                 raise
@@ -265,7 +269,7 @@ class Duly:
                     outcomes.append(None)
                     yield order
 
-        answers = await (await self.store()).enqueue_many(orders())
+        answers = await (await self.queue()).enqueue_many(orders())
         for position, answer in zip(positions, answers, strict=True):
             outcomes[position] = (
                 answer if isinstance(answer, DulyError) else JobHandle(self, answer.key, answer)
@@ -337,13 +341,13 @@ class Duly:
         """
         Let no more jobs of *topic* start; running ones finish, due ones wait.
         """
-        await (await self.store()).pause(check_topic(topic))
+        await (await self.queue()).pause(check_topic(topic))
 
     async def resume(self, topic: str) -> None:
         """
         Let jobs of *topic* start again; the time it was paused is not lateness.
         """
-        await (await self.store()).resume(check_topic(topic))
+        await (await self.queue()).resume(check_topic(topic))
 
     async def limit(self, topic: str, backlog: int | None) -> None:
         """
@@ -354,7 +358,7 @@ class Duly:
         """
         if backlog is not None:
             at_least_one(backlog, "backlog", 2**53)
-        await (await self.store()).limit(check_topic(topic), backlog)
+        await (await self.queue()).limit(check_topic(topic), backlog)
 
     async def callback(self, topic: str, url: str | None) -> None:
         """
@@ -371,13 +375,13 @@ class Duly:
         Cancel every job of *topic* that waits, scheduled or ready; how many that were.
         """
         check_topic(topic)
-        store, views = await self.store(), await self.views()
+        queue, views = await self.queue(), await self.views()
         purged = 0
         for state in (JobState.scheduled, JobState.ready):
             cursor: str | None = None
             while True:
                 page = await views.page(state, topic, cursor=cursor, limit=PAGE)
-                ended = await store.cancel([job.key for job in page.jobs], reason="purged")
+                ended = await queue.cancel([job.key for job in page.jobs], reason="purged")
                 purged += sum(each is JobState.cancelled for each in ended)
                 if page.cursor is None:
                     break
@@ -403,8 +407,9 @@ class Duly:
         With *callbacks* it delivers those as well, see `deliver`.
 
         Raises:
-            UsageError: There is no handler.
+            UsageError: There is no handler, or the URL is that of an HTTP service.
         """
+        self._need_server()
         chosen = list(topics) if topics is not None else None
         for topic in chosen or ():
             if self.handlers.get(topic) is None:
@@ -501,7 +506,7 @@ class Duly:
         """
         Connect.
         """
-        await self.store()
+        await self.queue()
         return self
 
     async def __aexit__(
@@ -514,7 +519,21 @@ class Duly:
         The connected store.
 
         Raises:
+            UsageError: The URL is that of an HTTP service.
             StoreUnavailable: The server cannot be reached or started.
+            ServerUnsuitable, LayoutMismatch: It does not fit.
+        """
+        self._need_server()
+        queue = await self.queue()
+        assert isinstance(queue, Store)  # noqa: S101  # the URL says so
+        return queue
+
+    async def queue(self) -> Store | RemoteStore:
+        """
+        What takes jobs and moves them: the connected store, or the HTTP service that the URL names.
+
+        Raises:
+            StoreUnavailable: It cannot be reached or started.
             ServerUnsuitable, LayoutMismatch: It does not fit.
         """
         loop = asyncio.get_running_loop()
@@ -527,7 +546,9 @@ class Duly:
                 self._store = await self._connect()
         return self._store
 
-    async def _connect(self) -> Store:
+    async def _connect(self) -> Store | RemoteStore:
+        if self.settings.remote:
+            return await self._connect_remote()
         if self.settings.url is None and self._server is None:
             from duly.embedded.server import EmbeddedServer  # noqa: PLC0415  # only who has no server needs one
 
@@ -547,6 +568,26 @@ class Duly:
             raise
         return store
 
+    async def _connect_remote(self) -> RemoteStore:
+        # Only who has no server needs a client of HTTP.
+        from duly.remote.link import RemoteLink  # noqa: PLC0415
+        from duly.remote.store import RemoteStore  # noqa: PLC0415
+
+        settings = self.settings
+        link = RemoteLink(
+            settings.url or "", api_key=settings.api_key, timeout_s=settings.socket_timeout_ms / 1000
+        )
+        try:
+            await link.look()
+        except BaseException:
+            await link.aclose()
+            raise
+        return RemoteStore(link)
+
+    def _need_server(self) -> None:
+        if self.settings.remote:
+            raise needs_server(self.settings.url or "")
+
     def _unconnected(self) -> Self:
         """
         The same app, handlers and settings, with no connections yet.
@@ -559,7 +600,11 @@ class Duly:
     def make_store(self, kind: Callable[..., Store] = Store) -> Store:
         """
         A store with connections of its own, for another thread or task.
+
+        Raises:
+            UsageError: The URL is that of an HTTP service.
         """
+        self._need_server()
         settings = self.settings
         server = self._server
 
@@ -588,15 +633,16 @@ class Duly:
         """
         Read-only questions to the store.
         """
-        return Views(await self.store())
+        queue = await self.queue()
+        return Views(queue) if isinstance(queue, Store) else RemoteViews(queue.link)
 
-    async def waiters(self) -> Waiters:
+    async def waiters(self) -> Waiters | RemoteWaiters:
         """
         Who waits for jobs to end.
         """
-        store = await self.store()
+        queue = await self.queue()
         if self._waiters is None:
-            self._waiters = Waiters(store)
+            self._waiters = Waiters(queue) if isinstance(queue, Store) else RemoteWaiters(queue.link)
         return self._waiters
 
     @property
@@ -635,7 +681,7 @@ class Duly:
         if self._store is not None:
             await self._store.link.aclose()
             self._store = None
-        await self.store()
+        await self.queue()
 
     async def aclose(self) -> None:
         """

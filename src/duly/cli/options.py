@@ -47,7 +47,11 @@ def server(command: F) -> F:
             "--data", metavar="DIR", expose_value=False, callback=_flag, help="Of the embedded server."
         ),
         click.option(
-            "--url", metavar="URL", expose_value=False, callback=_flag, help="Of a server of your own."
+            "--url",
+            metavar="URL",
+            expose_value=False,
+            callback=_flag,
+            help="Of a server of your own, or of duly serve.",
         ),
     ):
         command = option(command)

@@ -69,7 +69,7 @@ class Found:
 
 
 async def _cancel(app: Duly, keys: Sequence[JobKey]) -> list[JobState | DulyError]:
-    states = await (await app.store()).cancel(keys)
+    states = await (await app.queue()).cancel(keys)
     return [
         JobNotFound(f"there is no job {key}: it was pruned, or never was")
         if state is None
@@ -81,7 +81,7 @@ async def _cancel(app: Duly, keys: Sequence[JobKey]) -> list[JobState | DulyErro
 
 
 async def _requeue(app: Duly, keys: Sequence[JobKey]) -> Sequence[Placed | DulyError]:
-    return await (await app.store()).requeue(keys)
+    return await (await app.queue()).requeue(keys)
 
 
 def _rescheduling(

@@ -104,7 +104,7 @@ def submit(
     tally, began = Tally(), time.monotonic()
     stopped: DulyError | None = None
     with session(app) as ask, progress("submitting", count) as advance:
-        ask(app.store())  # who cannot be reached at all is not worth a summary
+        ask(app.queue())  # who cannot be reached at all is not worth a summary
         for batch in batches(lines):
             stopped = _send(ask, app, batch, tally, rejects)
             advance(len(batch))

@@ -28,22 +28,20 @@ def settings(environ: Mapping[str, str], flags: Mapping[str, Any]) -> tuple[Sett
     told: dict[str, str] = {}
     for layer, values in layers(None, environ, **flags):
         for key, value in values.items():
-            told[key] = f"{key} = {_shown(key, value)} ({layer})"
+            told[key] = f"{key} = {_safe(key, value)} ({layer})"
     text = ", ".join(told.values()) or "all defaults: no duly.toml here, no DULY_* variables"
     return loaded, Finding("settings", "ok", text)
 
 
-def _shown(key: str, value: object) -> object:
-    if key == "callback_secrets":
+def _safe(key: str, value: object) -> object:
+    """
+    A setting without what is secret in it.
+    """
+    if key in ("api_key", "callback_secrets"):
         return "***"
-    return _safe(value) if key == "url" else value
-
-
-def _safe(url: object) -> str:
-    """
-    An address without what is secret in it.
-    """
-    parts = urlsplit(str(url))
+    if key != "url":
+        return value
+    parts = urlsplit(str(value))
     place = parts.hostname or ""
     if parts.port is not None:
         place = f"{place}:{parts.port}"

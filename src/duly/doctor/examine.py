@@ -9,6 +9,7 @@ import os
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from duly.app import Duly
 from duly.connection import Link
 from duly.doctor import config, directory, machine, queue, server
 from duly.doctor.finding import Finding
@@ -32,6 +33,9 @@ async def examine(flags: Mapping[str, Any], environ: Mapping[str, str] = os.envi
     settings, finding = config.settings(environ, flags)
     findings.append(finding)
     if settings is None:
+        return findings
+    if settings.remote:
+        findings.append(await _service(settings))
         return findings
     if settings.url is None:
         place = [
@@ -58,6 +62,17 @@ async def examine(flags: Mapping[str, Any], environ: Mapping[str, str] = os.envi
             )
         )
     return findings
+
+
+async def _service(settings: Settings) -> Finding:
+    """
+    Whether an HTTP service answers; what is behind it is for a doctor on its side.
+    """
+    try:
+        async with Duly(settings=settings):
+            return Finding("service", "ok", f"a duly service answers at {settings.url}")
+    except DulyError as error:
+        return Finding("service", "problem", str(error), "see that it runs and that the address is right")
 
 
 @asynccontextmanager

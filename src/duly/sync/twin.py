@@ -138,7 +138,7 @@ class SyncDuly:
         """
         Connect.
         """
-        self.run(self.here().store())
+        self.run(self.here().queue())
         return self
 
     def __exit__(
