@@ -8,12 +8,15 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import sys
 import time
+from contextlib import ExitStack, suppress
 
 import pytest
 
-from duly import Duly
+from duly import Duly, StoreUnavailable
+from duly.cli.up import PORT
 from duly.supervise.child import Child, Program
 from duly.supervise.supervisor import Supervisor, said
 from tests.acceptance.harness import gone
@@ -33,7 +36,8 @@ async def sender(shop):
 
 @pytest.fixture
 def up(start, shop):
-    def up(*words: str, workers: int = 2):
+    def up(*words: str, workers: int = 2, http: tuple[str, ...] = ("--no-http",)):
+        words = (*words, *http)
         return start("up", "shop:app", "--workers", str(workers), *words, DULY_LEASE="2s")
 
     return up
@@ -54,7 +58,7 @@ async def test_it_brings_up_a_server_and_workers_and_takes_them_down(up, shop):
     running.send(signal.SIGTERM)
     assert 0 == await asyncio.to_thread(running.wait)
     assert 3 == running.said().count("duly.work: drained")
-    assert "up       | all workers have ended" in running.said()
+    assert "up       | all have ended" in running.said()
     assert all(gone(pid) for pid in pids)
     await eventually(lambda: not (shop / ".duly" / "valkey.sock").exists())
 
@@ -85,7 +89,7 @@ async def test_a_worker_that_dies_is_started_again_and_the_others_go_on(up, send
 
 
 async def test_ctrl_c_lets_running_jobs_finish(terminal, shop, sender):
-    screen = terminal("up", "shop:app", "--workers", "2", columns=160, DULY_LEASE="2s")
+    screen = terminal("up", "shop:app", "--workers", "2", "--no-http", columns=160, DULY_LEASE="2s")
     await asyncio.to_thread(screen.until, lambda text: text.count("working on") >= 2)
     await sender.enqueue("slow", {"seconds": 1.0}, id="a")
     ledger = shop / "ledger"
@@ -116,6 +120,38 @@ async def test_workers_end_with_a_supervisor_that_was_killed(up, sender):
     pids = await worker_pids(sender)
     running.process.kill()
     await eventually(lambda: all(gone(pid) for pid in pids), within_s=60)
+
+
+async def test_the_queue_is_served_over_http_beside_its_workers(up, start):
+    running = up(workers=1, http=("--port", "0"))
+    text = await asyncio.to_thread(running.until_said, "serving on http://127.0.0.1:")
+    assert "starting 1 worker and the HTTP service" in text
+    url = re.search(r"^http     \| .*serving on (http://127\.0\.0\.1:\d+)", text, re.MULTILINE)[1]
+    async with Duly(url) as remote:
+        sent = await remote.enqueue("quick", None, id="a")
+        await sent.result(timeout=60)
+    assert ["ran"] == [line.split()[0] for line in running.ledger()]
+    running.send(signal.SIGTERM)
+    assert 0 == await asyncio.to_thread(running.wait)
+    with pytest.raises(StoreUnavailable):
+        await Duly(url).enqueue("quick")
+
+
+async def test_the_usual_port_is_left_to_who_has_it(up):
+    with ExitStack() as stack:
+        # Who else may have it already will do as well.
+        with suppress(OSError):
+            stack.enter_context(socket.create_server(("127.0.0.1", PORT)))
+        running = up(workers=1, http=())
+        await asyncio.to_thread(running.until_said, "serving on http://127.0.0.1:")
+        assert f"serving on http://127.0.0.1:{PORT}\n" not in running.said()
+        running.send(signal.SIGTERM)
+        assert 0 == await asyncio.to_thread(running.wait)
+
+
+def test_a_port_without_the_service_is_a_contradiction(run, shop):
+    done = run("up", "shop:app", "--port", "1", "--no-http")
+    assert (2, True) == (done.returncode, "either --port or --no-http" in done.stderr)
 
 
 def test_an_app_that_is_not_there_is_a_sentence(run):

@@ -82,6 +82,7 @@ def ls(
     most = None if everything else limit
     app = app_of(existing=True)
     with session(app) as ask:
+        ask(app.store())  # a service has no cursors behind single jobs, and no list of all topics
         views = ask(app.views())
         cursor = ask(_ls(views, chosen, after, most, as_json=as_json))
     if cursor is not None and not as_json:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import click
@@ -13,6 +15,7 @@ import click
 from duly.cli.loading import load_app
 from duly.cli.loop import run
 from duly.cli.main import COMMANDS, OK
+from duly.errors import UsageError
 from duly.supervise.child import Program, duly_command
 from duly.supervise.supervisor import Supervisor
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from duly.app import Duly
 
 COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "bright_red")
+PORT = 8420
 SPARE_S = 15.0  #: beyond the drain grace: what a worker needs to give jobs back and to end
 
 
@@ -39,13 +43,25 @@ SPARE_S = 15.0  #: beyond the drain grace: what a worker needs to give jobs back
 @click.option(
     "--log-level", default="INFO", show_default=True, type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"])
 )
-def up(app: str, workers: int, concurrency: int | None, log_level: str) -> int:
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="Of the HTTP service, on this machine only; 0 takes a free one; default: 8420 if it is free.",
+)
+@click.option("--no-http", is_flag=True, help="Do not serve the queue over HTTP.")
+def up(
+    app: str, workers: int, concurrency: int | None, log_level: str, port: int | None, no_http: bool
+) -> int:
     """
-    Run the server (an embedded one, unless the app has a URL) and workers for MODULE:APP until Ctrl-C.
+    Run the server (an embedded one, unless the app has a URL), workers for MODULE:APP, and their queue over
+    HTTP, until Ctrl-C.
 
-    A worker that dies is started again, after a pause that grows.  Ctrl-C or SIGTERM drains all of them; a
-    second one gives running jobs back at once.
+    What dies is started again, after a pause that grows.  Ctrl-C or SIGTERM drains all of them; a second one
+    gives running jobs back at once.
     """
+    if no_http and port is not None:
+        raise UsageError("say either --port or --no-http")
     found = load_app(app)
     more = ["--log-level", log_level]
     if concurrency is not None:
@@ -53,10 +69,33 @@ def up(app: str, workers: int, concurrency: int | None, log_level: str) -> int:
     programs = [
         Program(f"worker-{number}", duly_command("work", app, *more)) for number in range(1, workers + 1)
     ]
-    return run(_up(found, programs))
+    if not no_http:
+        programs += _service(app, port, log_level)
+    return run(_up(found, programs, workers))
 
 
-async def _up(app: Duly, programs: list[Program]) -> int:
+def _service(app: str, port: int | None, log_level: str) -> list[Program]:
+    """
+    The queue over HTTP as one more program; none where the packages for it are missing and nobody asked.
+    """
+    if any(find_spec(name) is None for name in ("starlette", "uvicorn", "httptools")):
+        if port is not None:
+            raise UsageError("--port needs the HTTP service: pip install 'duly[server]'")
+        return []
+    if port is None:
+        port = PORT if _is_free(PORT) else 0
+    return [Program("http", duly_command("serve", app, "--port", str(port), "--log-level", log_level))]
+
+
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
+async def _up(app: Duly, programs: list[Program], workers: int) -> int:
     wide = max(len(program.name) for program in programs)
     colour_of = {program.name: COLOURS[at % len(COLOURS)] for at, program in enumerate(programs)}
 
@@ -67,7 +106,9 @@ async def _up(app: Duly, programs: list[Program]) -> int:
     # Held open: the embedded server stays up while workers come and go.
     async with app:
         place = (await app.store()).link.place
-        count = f"{len(programs)} workers" if len(programs) > 1 else "1 worker"
+        count = f"{workers} workers" if workers > 1 else "1 worker"
+        if len(programs) > workers:
+            count += " and the HTTP service"
         tell("", f"server at {place}; starting {count}; Ctrl-C drains and ends")
         grace_s = app.settings.drain_grace_ms / 1000 + SPARE_S
         supervisor = Supervisor(programs, tell=tell, grace_s=grace_s)
@@ -75,5 +116,5 @@ async def _up(app: Duly, programs: list[Program]) -> int:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, supervisor.stop)
         await supervisor.run()
-        tell("", "all workers have ended")
+        tell("", "all have ended")
     return OK
