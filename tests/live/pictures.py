@@ -75,7 +75,8 @@ DEMO = Frame(
     news=(
         "  0.2 s  a Valkey server of its own is up in /tmp/duly-demo-k2v9x1",
         "  1.3 s  3 workers are up: 4711, 4712, 4713",
-        "  1.4 s  50 jobs are submitted, due within 20 s",
+        "  1.4 s  the queue is served at http://127.0.0.1:35577",
+        "  1.6 s  50 jobs are submitted over HTTP, due within 20 s",
         " 11.5 s  worker-2 (pid 4712) is killed with SIGKILL while it runs job-026",
     ),
 )

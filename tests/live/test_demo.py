@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from dataclasses import replace
 
@@ -137,7 +138,8 @@ def test_without_a_terminal_it_prints_lines_and_the_same_table(run, here):
     assert "\x1b" not in done.stdout
     for pattern in (
         r"3 workers are up: \d+, \d+, \d+",
-        r"12 jobs are submitted, due within 3 s",
+        r"the queue is served at http://127\.0\.0\.1:\d+",
+        r"12 jobs are submitted over HTTP, due within 3 s",
         r"worker-\d \(pid \d+\) is killed with SIGKILL while it runs job-\d+",
         r"job-\d+ was taken back by its lease and started again",
         r"on time +\d+ +\d",
@@ -153,6 +155,15 @@ def test_without_a_terminal_it_prints_lines_and_the_same_table(run, here):
     pids = re.search(r"workers are up: (.+)", done.stdout)[1].split(", ")
     assert all(gone(int(pid)) for pid in pids)
     assert [] == list(here.iterdir())
+
+
+def test_without_the_packages_for_http_jobs_are_sent_to_the_server_itself(run, here):
+    (here / "sitecustomize.py").write_text(
+        "import sys\nfor name in ('httpx', 'starlette', 'uvicorn'): sys.modules[name] = None\n"
+    )
+    done = run("demo", *SMALL, TMPDIR=str(here), PYTHONPATH=f"{here}:{os.environ.get('PYTHONPATH', '')}")
+    assert (0, "") == (done.returncode, done.stderr)
+    assert "12 jobs are submitted, due within 3 s" in done.stdout
 
 
 def test_its_summary_for_programs_has_these_fields(run, here):

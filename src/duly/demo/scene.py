@@ -1,5 +1,5 @@
 """
-The scene: a server and workers, jobs for them, a worker killed half-way; all of it is taken down again.
+The scene: a server, workers, a service, jobs, a worker killed half-way; all of it is taken down again.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from duly.app import Duly
 from duly.demo.frame import Frame, WorkerLine
 from duly.demo.ledger import HERE, Ledger, prove
+from duly.demo.service import Service, available
 from duly.embedded import keeper
 from duly.embedded.server import EmbeddedServer
 from duly.errors import DulyError, UsageError
@@ -123,6 +124,7 @@ class Scene:
         self._began_s = time.monotonic()
         self._frame = Frame(0.0, plan.count)
         self._children: list[Child] = []
+        self._service = Service() if available() else None
         self._killed: WorkerLine | None = None
         self._due_ms: dict[str, int] = {}
         self._keys: dict[str, JobKey] = {}
@@ -143,7 +145,7 @@ class Scene:
             app = await stack.enter_async_context(Duly(settings=settings))
             self._news(f"a Valkey server of its own is up in {folder}")
             stack.push_async_callback(self._stop)
-            await self._start_workers(app, url, folder)
+            await self._start(app, url, folder)
             await self._submit(app)
             ledger = Ledger(folder / HERE)
             counts = await self._watch(app, ledger)
@@ -155,7 +157,7 @@ class Scene:
 
     # -- setting up ---------------------------------------------------------------------------------------
 
-    async def _start_workers(self, app: Duly, url: str, folder: Path) -> None:
+    async def _start(self, app: Duly, url: str, folder: Path) -> None:
         plan = self._plan
         env = environment(
             DULY_URL=url,
@@ -164,6 +166,8 @@ class Scene:
             DULY_RECOVER_SCAN="200ms",
             DULY_DRAIN_GRACE="5s",
         )
+        if self._service is not None:
+            await self._service.start(env, folder)
         command = duly_command("work", "duly.demo.app:app", "--concurrency", "8")
         for number in range(1, plan.workers + 1):
             program = Program(f"worker-{number}", command, env, folder)
@@ -184,6 +188,17 @@ class Scene:
         self._news(f"{plan.workers} workers are up: {pids}")
 
     async def _submit(self, app: Duly) -> None:
+        """
+        Send the jobs as a program elsewhere would: over HTTP, where that is installed.
+        """
+        if self._service is None:
+            return await self._send(app, "")
+        url = await self._service.url()
+        self._news(f"the queue is served at {url}")
+        async with Duly(settings=Settings(url=url)) as remote:
+            return await self._send(remote, " over HTTP")
+
+    async def _send(self, app: Duly, how: str) -> None:
         now = datetime.now(UTC)
         jobs = [
             new_job(topic, {"ms": ms}, app.settings.limits).options(
@@ -197,7 +212,7 @@ class Scene:
             self._keys[answer.id] = answer.key
             if answer.placed is not None:
                 self._due_ms[answer.id] = answer.placed.due_ms
-        self._news(f"{len(self._due_ms)} jobs are submitted, due within {self._plan.within_s:g} s")
+        self._news(f"{len(self._due_ms)} jobs are submitted{how}, due within {self._plan.within_s:g} s")
 
     # -- playing ------------------------------------------------------------------------------------------
 
@@ -306,7 +321,8 @@ class Scene:
         # One that stands still cannot hear anything else.
         for child in self._children:
             child.send(signal.SIGCONT)
-        await stop_all(self._children, within_s=10.0)
+        served = self._service.children if self._service is not None else []
+        await stop_all([*self._children, *served], within_s=10.0)
 
 
 async def _hold_still(child: Child) -> bool:
