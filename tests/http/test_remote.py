@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
+from starlette.responses import JSONResponse
 
 from duly import (
     Conflict,
@@ -43,8 +44,10 @@ from duly.http.service import make_service
 from duly.http.settings import ServiceSettings
 from duly.newjob import new_job
 from duly.remote.link import RemoteLink
+from duly.remote.waiting import PACE_S
 from duly.store import Want
 from tests import certificates
+from tests.eventually import eventually
 from tests.http.service import Served
 from tests.http.wire import host, wire_to
 
@@ -378,7 +381,6 @@ async def test_what_needs_the_server_says_so(remote):
         remote.work,
         remote.store,
         views.stats,
-        views.topics,
         views.newest,
         lambda: views.workers(0),
     ):
@@ -394,20 +396,39 @@ async def test_the_time_is_the_services(remote):
     assert abs(await (await remote.views()).now_ms() - datetime.now(UTC).timestamp() * 1000) < 60_000
 
 
+async def test_topics_are_listed_where_the_service_can(app):
+    async def list_(service, request):
+        return JSONResponse({"topics": [{"topic": "mail", "ready": 1}, {"topic": "sms"}]})
+
+    operation = Operation(
+        name="list",
+        method="GET",
+        path="/v1/topics",
+        about="",
+        run=list_,
+        scope="read",
+        answers={200: Answer("topics")},
+    )
+    without = [each for each in OPERATIONS if each.path != operation.path]
+    async with serving(make_service(app, without)) as url, Duly(url) as unable:
+        with pytest.raises(UsageError, match="redis://"):
+            await (await unable.views()).topics()
+    async with serving(make_service(app, [*without, operation])) as url, Duly(url) as able:
+        assert ["mail", "sms"] == await (await able.views()).topics()
+
+
 @pytest.mark.parametrize("verb", ["pause", "resume", "limit"])
-async def test_topics_are_steered_where_the_service_can_and_else_it_is_said_what_to_use(remote, app, verb):
+async def test_topics_are_steered_where_the_service_can_and_else_it_is_said_what_to_use(app, verb):
     arguments = ("mail", 5) if verb == "limit" else ("mail",)
-    with pytest.raises(UsageError, match=f"duly topics {'set' if verb == 'limit' else verb}"):
-        await getattr(remote, verb)(*arguments)
     asked = []
 
     async def steer(service, request):
         asked.append((request.path_params["topic"], await request.body()))
-        return httpx_answer()
+        return JSONResponse({})
 
     operation = Operation(
         name="steer",
-        method="POST",
+        method="PUT" if verb == "limit" else "POST",
         path=f"/v1/topics/{{topic}}/{verb}",
         about="",
         run=steer,
@@ -415,15 +436,13 @@ async def test_topics_are_steered_where_the_service_can_and_else_it_is_said_what
         parameters=(TOPIC,),
         answers={200: Answer("done")},
     )
-    async with serving(make_service(app, [*OPERATIONS, operation])) as url, Duly(url) as able:
+    without = [each for each in OPERATIONS if each.path != operation.path]
+    async with serving(make_service(app, without)) as url, Duly(url) as unable:
+        with pytest.raises(UsageError, match=f"duly topics {'set' if verb == 'limit' else verb}"):
+            await getattr(unable, verb)(*arguments)
+    async with serving(make_service(app, [*without, operation])) as url, Duly(url) as able:
         await getattr(able, verb)(*arguments)
-    assert [("mail", b'{"backlog":5}' if verb == "limit" else b"")] == asked
-
-
-def httpx_answer():
-    from starlette.responses import JSONResponse
-
-    return JSONResponse({})
+    assert [("mail", b'{"limit":5}' if verb == "limit" else b"")] == asked
 
 
 @asynccontextmanager
@@ -516,6 +535,19 @@ async def test_a_call_that_may_be_repeated_is(over, wire):
         wire.lose = 1
         await call()
         assert 0 == wire.lose
+
+
+async def test_a_result_is_waited_for_at_the_service(over, wire, app):
+    sent = await over.enqueue("mail", id="a", delay=600)
+    wire.seen.clear()
+    waiting = asyncio.create_task(sent.result(timeout=60))
+    await eventually(lambda: wire.seen)
+    # Long enough for a second question, if the first were not still open.
+    await asyncio.wait([waiting], timeout=2 * PACE_S)
+    await app.job("mail", "a").cancel()
+    with pytest.raises(JobCancelled):
+        await waiting
+    assert 1 == len(wire.seen)
 
 
 async def test_a_requeue_is_not_sent_again_once_it_may_have_run(over, wire):
@@ -734,6 +766,19 @@ async def test_a_gateway_that_fails_for_a_moment_is_waited_for(status):
         assert (await remote.enqueue("mail", id="a")).created
         assert 3 == len(asked)
         assert asked[1] == asked[2], "the same request, so the same job"
+
+
+async def test_a_retry_comes_no_sooner_than_it_was_asked_for():
+    full = '409 Conflict\nContent-Type: application/problem+json\n\n{"type":"urn:duly:problem:exists"}'
+    loop = asyncio.get_running_loop()
+    for status, error in (("429 Slow", JobExists), ("503 Busy", OutcomeUnknown)):
+        answers = (NOT_FOUND, f"{status}\nRetry-After: 1\n\n", full)
+        async with host(*answers) as (url, asked), Duly(url) as remote:
+            began = loop.time()
+            # What was refused has not run; what a gateway lost may have.
+            with pytest.raises(error):
+                await remote.enqueue("mail", id="a", on_conflict="raise")
+            assert (3, True) == (len(asked), loop.time() - began >= 1)
 
 
 async def test_a_certificate_that_is_not_trusted_is_refused_at_once(tmp_path, monkeypatch):

@@ -64,8 +64,8 @@ def demo(count: int, within: float, workers: int, lease: float, as_json: bool) -
 
     Starts a server in a temporary directory and some workers, submits jobs (over HTTP where the packages for
     it are installed), kills a worker with SIGKILL while it runs one, and compares what ran with what was
-    submitted.  Takes about half a minute, needs nothing, and leaves nothing behind.  Exits with 1 if a job was
-    lost, early, or completed twice.
+    submitted.  Takes about half a minute, needs nothing, and leaves nothing behind.  Exits with 1 if a job
+    was lost, early, or completed twice.
     """
     # What services say while they start and stop is not news here.
     logging.getLogger("duly").setLevel(logging.ERROR)

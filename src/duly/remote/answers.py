@@ -117,6 +117,22 @@ class PageAnswer(msgspec.Struct, frozen=True):
     cursor: str | None
 
 
+class TopicAnswer(msgspec.Struct, frozen=True):
+    """
+    A topic; how many jobs it has is not asked for here.
+    """
+
+    topic: str
+
+
+class TopicsAnswer(msgspec.Struct, frozen=True):
+    """
+    Every topic that the key sees.
+    """
+
+    topics: list[TopicAnswer]
+
+
 def error_of(problem: Problem, place: str) -> DulyError:
     """
     The error that the queue's own server would have been the cause of.

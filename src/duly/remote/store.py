@@ -232,22 +232,22 @@ class RemoteStore:
         """
         Let no more jobs of *topic* be claimed.
         """
-        await self._steer(topic, "pause")
+        await self._steer("POST", topic, "pause")
 
     async def resume(self, topic: str) -> None:
         """
         Let jobs of *topic* be claimed again.
         """
-        await self._steer(topic, "resume")
+        await self._steer("POST", topic, "resume")
 
     async def limit(self, topic: str, backlog: int | None) -> None:
         """
         Refuse jobs of *topic* beyond *backlog* that wait; None lifts the limit.
         """
-        await self._steer(topic, "limit", msgspec.json.encode({"backlog": backlog}))
+        await self._steer("PUT", topic, "limit", msgspec.json.encode({"limit": backlog}))
 
-    async def _steer(self, topic: str, verb: str, body: bytes | None = None) -> None:
-        reply = await self.link.call("POST", f"/v1/topics/{topic}/{verb}", body=body)
+    async def _steer(self, method: str, topic: str, verb: str, body: bytes | None = None) -> None:
+        reply = await self.link.call(method, f"/v1/topics/{topic}/{verb}", body=body)
         if reply.problem is None:
             return
         if reply.problem.kind in ("not-found", "method-not-allowed"):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duly.errors import UsageError
-from duly.remote.answers import PageAnswer, error_of, job_of
+from duly.remote.answers import PageAnswer, TopicsAnswer, error_of, job_of
 from duly.remote.store import STEP, job_answers, path_of
 from duly.views import PAGE, Page, Views
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from duly.store import Store
 
 _pages = msgspec.json.Decoder(PageAnswer)
+_topics = msgspec.json.Decoder(TopicsAnswer)
 
 
 def needs_server(place: str) -> UsageError:
@@ -87,6 +88,20 @@ class RemoteViews(Views):
             raise error_of(reply.problem, self._link.place)
         page = self._link.decode(_pages, reply)
         return Page([job_of(answer) for answer in page.jobs], page.cursor)
+
+    async def topics(self) -> list[str]:
+        """
+        Every topic that has or had jobs, and that the key sees.
+
+        Raises:
+            UsageError: The service does not list them.
+        """
+        reply = await self._link.call("GET", "/v1/topics")
+        if reply.problem is None:
+            return [each.topic for each in self._link.decode(_topics, reply).topics]
+        if reply.problem.kind in ("not-found", "method-not-allowed"):
+            raise needs_server(self._link.place)
+        raise error_of(reply.problem, self._link.place)
 
     async def now_ms(self) -> int:
         """
