@@ -95,7 +95,7 @@ def test_a_server_that_is_no_redis(duly):
 
 def test_a_url_that_is_none(duly):
     ended(duly("stats", "--url", "localhost:6379"), 2, "url must look like redis://host:6379/0")
-    ended(duly("stats", "--url", "http://localhost"), 2, "write redis://host:port/0")
+    ended(duly("stats", "--url", "ftp://localhost"), 2, "write redis://host:port/0")
 
 
 @pytest.mark.parametrize("words", LOOKING)
