@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 async def note(app: Duly, *changes: Change) -> None:
     """
-    Record what a command has changed, and who ran it.
+    Record what a command has changed, and who ran it; a service records what is changed through it.
     """
-    if changes:
+    if changes and not app.settings.remote:
         await Audit(await app.store()).note(this_user(), "cli", *changes)
 
 
