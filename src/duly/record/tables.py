@@ -1,0 +1,129 @@
+"""
+The tables of a record, as SQLAlchemy sees them; `migrations` brings databases to this shape.
+
+Times are whole milliseconds since 1970, as everywhere in duly: no database's idea of a
+time zone or of precision comes in between.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+)
+from sqlalchemy.dialects import mysql, sqlite
+
+metadata = MetaData()
+
+# Ids differ by case and have no language; the default of MySQL would fold them.
+_ASCII = {"charset": "ascii", "collation": "ascii_bin"}
+Namespace = String(100).with_variant(mysql.VARCHAR(100, **_ASCII), "mysql", "mariadb")
+Topic = String(100).with_variant(mysql.VARCHAR(100, **_ASCII), "mysql", "mariadb")
+JobId = String(200).with_variant(mysql.VARCHAR(200, **_ASCII), "mysql", "mariadb")
+Name = String(200).with_variant(mysql.VARCHAR(200, **_ASCII), "mysql", "mariadb")
+# SQLite numbers rows by themselves only in a column of this very name.
+Number = BigInteger().with_variant(sqlite.INTEGER(), "sqlite")
+Bytes = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+
+jobs = Table(
+    "duly_jobs",
+    metadata,
+    Column("namespace", Namespace, primary_key=True),
+    Column("topic", Topic, primary_key=True),
+    Column("id", JobId, primary_key=True),
+    # Grows with every change of what was promised: the later of its last one plus one and microseconds since
+    # 1970, so that a row that was pruned and accepted again never meets an equal revision in Redis.
+    Column("revision", BigInteger, nullable=False),
+    # Of the call that made the revision: a commit whose answer was lost is recognised when it is sent again.
+    Column("request", LargeBinary(6), nullable=False),
+    Column("state", SmallInteger, nullable=False),  # of JobState; scheduled stands for whatever is not ended
+    Column("due_ms", BigInteger, nullable=False),
+    # When the relay has to look at the row: at once, or when its due time comes near; NULL: Redis has it.
+    Column("relay_ms", BigInteger),
+    Column("hydrated", BigInteger, nullable=False),  # the revision that Redis has been given; 0: none yet
+    Column("generation", Integer, nullable=False),  # of the Redis that it was given to
+    Column("lane", SmallInteger, nullable=False),
+    Column("ttr_ms", BigInteger, nullable=False),
+    Column("expires_ms", BigInteger, nullable=False),
+    Column("retain_s", BigInteger),
+    Column("max_crashes", SmallInteger, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("crashes", Integer, nullable=False),
+    Column("payload", Bytes, nullable=False),
+    Column(
+        "envelope", Bytes, nullable=False
+    ),  # max_attempts, backoff, context, callback, reply_to, as in Redis
+    Column("outcome", Bytes),  # the result of a succeeded job, the error of others
+    Column("accepted_ms", BigInteger, nullable=False),
+    Column("changed_ms", BigInteger, nullable=False),
+    Column("started_ms", BigInteger),
+    Column("ended_ms", BigInteger),
+    Column("lateness_ms", BigInteger),
+)
+
+# What the relay asks for, and a list of what is far ahead: soonest first.  Most rows are not in it.
+Index(
+    "duly_jobs_relay",
+    jobs.c.namespace,
+    jobs.c.relay_ms,
+    postgresql_where=jobs.c.relay_ms.is_not(None),
+    sqlite_where=jobs.c.relay_ms.is_not(None),
+)
+# What retention asks for, and the check after a restart of Redis.
+Index("duly_jobs_changed", jobs.c.namespace, jobs.c.changed_ms)
+
+attempts = Table(
+    "duly_attempts",
+    metadata,
+    Column("namespace", Namespace, primary_key=True),
+    Column("topic", Topic, primary_key=True),
+    Column("id", JobId, primary_key=True),
+    # The fencing token: every claim has its own, so that a row that is written twice is one row.
+    Column("token", BigInteger, primary_key=True),
+    Column("revision", BigInteger, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("word", String(16), nullable=False),  # acked, retried, buried, released, recovered, cancelled
+    Column("worker", Name, nullable=False),
+    Column("started_ms", BigInteger, nullable=False),
+    Column("ended_ms", BigInteger, nullable=False),
+    Column("lateness_ms", BigInteger),
+    Column("error", Bytes),
+)
+
+positions = Table(
+    "duly_positions",
+    metadata,
+    Column("namespace", Namespace, primary_key=True),
+    Column("shard", Integer, primary_key=True),
+    # The last entry of the shard's events whose outcomes are in the rows.
+    Column("epoch", String(64), nullable=False),
+    Column("counter", BigInteger, nullable=False),
+    Column("nonce", String(32), nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+)
+
+generations = Table(
+    "duly_generations",
+    metadata,
+    Column("namespace", Namespace, primary_key=True),
+    # Grows when Redis is found to be behind the record; the newest one counts.
+    Column("generation", Integer, primary_key=True, autoincrement=False),
+    Column("run_id", String(64), nullable=False),  # of the server that was last found to be sound
+    Column("since_ms", BigInteger, nullable=False),
+    Column("reason", String(400), nullable=False),
+)
+
+api_keys = Table(
+    "duly_api_keys",
+    metadata,
+    Column("namespace", Namespace, primary_key=True),
+    Column("key", Name, primary_key=True),
+    Column("about", Bytes, nullable=False),  # as in Redis: what it may do, and the hash of its secret
+)
