@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@$(BIN)/python -m pip check >/dev/null \
 		|| { $(BIN)/python -m pip check; echo "requirements.lock does not fit pyproject.toml: make lock" >&2; exit 1; }
-	@$(MAKE) --no-print-directory redis tools
+	@$(MAKE) --no-print-directory redis tools databases
 	@touch $@
 
 # The store tests also run on Debian's redis-server (7.0 in bookworm).  The package of that name would
@@ -59,6 +59,26 @@ tools:
 		echo "no $${pair%:*} found: the example worker that needs it is not tested; apt-get install $${pair#*:}" >&2; \
 		if [ -n "$$CI" ]; then exit 1; fi; \
 	done
+
+# The record is tested on these, too: the tests start them themselves.  Debian's postgresql would make a cluster
+# and start its service at once, unless it is told not to; MariaDB's core packages have no service.
+.PHONY: databases
+databases:
+	@has_postgresql() { command -v postgres >/dev/null || ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1; }; \
+	has_mariadb() { PATH="$$PATH:/usr/sbin" command -v mariadbd >/dev/null; }; \
+	if has_postgresql && has_mariadb; then exit 0; fi; \
+	if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo "installing postgresql and mariadb-server-core for the tests of the record"; \
+		apt-get update -qq; \
+		mkdir -p /etc/postgresql-common; \
+		test -e /etc/postgresql-common/createcluster.conf \
+			|| echo "create_main_cluster = false" > /etc/postgresql-common/createcluster.conf; \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+			postgresql mariadb-server-core mariadb-client-core >/dev/null; \
+	fi; \
+	if has_postgresql && has_mariadb; then exit 0; fi; \
+	echo "the record is tested on SQLite only: apt-get install postgresql mariadb-server-core mariadb-client-core" >&2; \
+	if [ -n "$$CI" ]; then exit 1; fi
 
 check: setup ## Lint, check format, types, import directions and script headers
 	$(BIN)/ruff check

@@ -1,0 +1,251 @@
+"""
+Real databases for tests of the record: started by us, ended by us, by their own process id.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+REMEDY = {
+    "postgresql": "apt-get install postgresql (13 or later; its service need not run)",
+    "mariadb": "apt-get install mariadb-server-core mariadb-client-core (10.6 or later)",
+}
+STARTS_WITHIN_S = 60
+FREE_PORT_TRIES = 5
+
+
+def program(kind: str, name: str) -> str:
+    """
+    The path of a database's program, or a skip on a laptop, or a failure in CI, with the remedy.
+    """
+    found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", *_debian()]))
+    if found:
+        return found
+    text = f"no {kind} here: {REMEDY[kind]}"
+    if os.environ.get("CI"):
+        pytest.fail(text)
+    pytest.skip(text)
+
+
+def _debian() -> list[str]:
+    # Debian keeps each release of PostgreSQL in a folder of its own, which no PATH names.
+    return [str(path) for path in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Database:
+    """
+    One database process with its files in a directory of its own, and a database of its own for each test.
+
+    Neither server runs as root: where the tests do, the server is run by somebody who owns nothing else.
+    """
+
+    kind = ""
+    made = 0
+
+    def __init__(self) -> None:
+        self.dir = Path(tempfile.mkdtemp(prefix="duly-db-"))
+        self.user = "nobody" if os.getuid() == 0 else None
+        if self.user:
+            shutil.chown(self.dir, self.user)
+        self.port = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def files(self) -> Path:
+        return self.dir / "data"
+
+    def start(self) -> Database:
+        """
+        Start it, at the first time on a free port, later on the same one.
+        """
+        if not self.port:
+            self._install()
+        for _ in range(1 if self.port else FREE_PORT_TRIES):
+            port = self.port or _free_port()
+            if self._start(port):
+                self.port = port
+                return self
+        raise RuntimeError((self.dir / "log").read_text(errors="replace"))
+
+    def _start(self, port: int) -> bool:
+        with (self.dir / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command(port), stdout=log, stderr=log, user=self.user, cwd=self.dir
+            )
+        deadline = time.monotonic() + STARTS_WITHIN_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            if self._answers(port):
+                return True
+            time.sleep(0.02)
+        self.kill()
+        return False
+
+    def _run(self, *command: str) -> None:
+        subprocess.run(command, check=True, capture_output=True, user=self.user, cwd=self.dir)
+
+    def kill(self) -> None:
+        """
+        Let it die without a chance to put anything in order.
+        """
+        assert self.process
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process:
+            self.kill()
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+    def fresh(self) -> str:
+        """
+        Make an empty database and return its URL.
+        """
+        Database.made += 1
+        name = f"test_{os.getpid()}_{Database.made}"
+        self._execute(f"CREATE DATABASE {name}")
+        return self.url(name)
+
+    def drop(self, url: str) -> None:
+        self._execute(self._drop.format(name=url.rpartition("/")[2]))
+
+    _drop = "DROP DATABASE IF EXISTS {name}"
+
+    def url(self, name: str) -> str:
+        raise NotImplementedError
+
+    def _install(self) -> None:
+        raise NotImplementedError
+
+    def _command(self, port: int) -> list[str]:
+        raise NotImplementedError
+
+    def _answers(self, port: int) -> bool:
+        raise NotImplementedError
+
+    def _execute(self, sql: str) -> None:
+        raise NotImplementedError
+
+
+class PostgreSQL(Database):
+    kind = "postgresql"
+    # Whoever is still connected was left behind by the test that is over.
+    _drop = "DROP DATABASE IF EXISTS {name} WITH (FORCE)"
+
+    def url(self, name: str) -> str:
+        return f"postgresql://duly@127.0.0.1:{self.port}/{name}"
+
+    def _install(self) -> None:
+        initdb = program(self.kind, "initdb")
+        self._run(
+            initdb,
+            "-D",
+            str(self.files),
+            "-U",
+            "duly",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--locale=C",
+            "--no-sync",
+        )
+
+    def _command(self, port: int) -> list[str]:
+        options = {
+            "listen_addresses": "127.0.0.1",
+            "port": port,
+            "unix_socket_directories": "",
+            # The tests kill processes and never the machine: what the system has been given is kept.
+            "fsync": "off",
+            "full_page_writes": "off",
+            "shared_buffers": "16MB",
+            "max_connections": 60,
+            "jit": "off",
+        }
+        flags = [flag for name, value in options.items() for flag in ("-c", f"{name}={value}")]
+        return [program(self.kind, "postgres"), "-D", str(self.files), *flags]
+
+    def _answers(self, port: int) -> bool:
+        import psycopg
+
+        try:
+            psycopg.connect(f"postgresql://duly@127.0.0.1:{port}/postgres", connect_timeout=5).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def _execute(self, sql: str) -> None:
+        import psycopg
+
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            connection.execute(sql)
+
+
+class MariaDB(Database):
+    kind = "mariadb"
+
+    def url(self, name: str) -> str:
+        return f"mysql://root@127.0.0.1:{self.port}/{name}"
+
+    def _install(self) -> None:
+        install = program(self.kind, "mariadb-install-db")
+        program(self.kind, "mariadbd")
+        self._run(
+            install,
+            "--no-defaults",
+            f"--datadir={self.files}",
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+            "--skip-name-resolve",
+            "--innodb-log-file-size=16M",
+        )
+
+    def _command(self, port: int) -> list[str]:
+        return [
+            program(self.kind, "mariadbd"),
+            "--no-defaults",
+            f"--datadir={self.files}",
+            f"--port={port}",
+            "--bind-address=127.0.0.1",
+            "--skip-name-resolve",
+            f"--socket={self.dir / 's'}",
+            f"--pid-file={self.dir / 'pid'}",
+            "--innodb-flush-log-at-trx-commit=2",
+            "--innodb-buffer-pool-size=32M",
+            "--innodb-log-file-size=16M",
+            "--innodb-doublewrite=0",
+            "--max-connections=60",
+            "--performance-schema=0",
+        ]
+
+    def _answers(self, port: int) -> bool:
+        import pymysql
+
+        try:
+            pymysql.connect(host="127.0.0.1", port=port, user="root", connect_timeout=5).close()
+        except pymysql.err.OperationalError:
+            return False
+        return True
+
+    def _execute(self, sql: str) -> None:
+        import pymysql
+
+        with pymysql.connect(host="127.0.0.1", port=self.port, user="root", autocommit=True) as connection:
+            connection.cursor().execute(sql)
