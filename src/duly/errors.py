@@ -13,6 +13,7 @@ DulyError
 ├── LayoutMismatch     this client and this namespace do not fit each other
 ├── ServerUnsuitable   the server would lose or delay jobs; the message says how to mend it
 ├── StoreUnavailable   refused or never sent; nothing was changed
+├── RecordUnavailable  the database of record refused or was not reached; nothing was changed
 └── OutcomeUnknown     the reply was lost; repeating the same call is safe
 """
 
@@ -88,6 +89,12 @@ class ServerUnsuitable(DulyError):
 class StoreUnavailable(DulyError):
     """
     The store refused the call or was never reached.  Nothing was changed.
+    """
+
+
+class RecordUnavailable(StoreUnavailable):
+    """
+    The record refused the call or was never reached.  Nothing was changed.
     """
 
 

@@ -57,6 +57,11 @@ class Settings:
     namespace: str = "duly"  #: begins every key; two namespaces never meet
     shards: int = 1  #: fixed when the namespace is created
 
+    record: str | None = field(
+        default=None, repr=False
+    )  #: URL of a database that remembers what was promised (may hold a password)
+    horizon_ms: int = 24 * HOUR_MS  #: with a record: what is due later waits in the database
+
     # Who does what, and when
     concurrency: int = 16  #: how many jobs a worker runs at once
     role: Role = "auto"  #: whether this process competes for the timer's duty
@@ -85,6 +90,7 @@ class Settings:
     keep_succeeded_bytes: int = 256 * MIB  #: how much of them, in the whole namespace
     keep_dead_ms: int = 14 * 24 * HOUR_MS  #: how long dead jobs wait for somebody to look
     keep_dead_bytes: int = 256 * MIB  #: how much of them, in the whole namespace
+    record_keep_ms: int = 30 * 24 * HOUR_MS  #: how long rows of ended jobs stay in the record
     events_rows: int = 1_000_000  #: per shard
     events_bytes: int = 256 * MIB  #: per shard
 
@@ -159,6 +165,10 @@ class Settings:
             raise UsageError(
                 "api_key must be printable ASCII without spaces, as `duly keys create` prints it"
             )
+        if self.record is not None and "://" not in self.record:
+            raise UsageError(
+                "record must look like sqlite:///path/to/file, postgresql://user@host/name or mysql://user@host/name"
+            )
         for name, words in (("durability", get_args(Durability)), ("role", get_args(Role))):
             if getattr(self, name) not in words:
                 raise UsageError(f"{name}={getattr(self, name)!r} must be one of {', '.join(words)}")
@@ -170,6 +180,12 @@ class Settings:
                 raise UsageError(f"{name}={getattr(self, name)} would keep the server busy; use at least 10")
 
     def _check_together(self) -> None:
+        if self.record is not None and self.remote:
+            raise UsageError("record: an HTTP service has its own; leave it out, or give the URL of a server")
+        if self.horizon_ms < 1_000:
+            raise UsageError(
+                f"horizon_ms={self.horizon_ms} is shorter than the way into the server; use at least 1000"
+            )
         if self.lease_ms < 100:
             raise UsageError(
                 f"lease_ms={self.lease_ms} leaves no time for three heartbeats; use at least 100"

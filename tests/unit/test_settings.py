@@ -36,6 +36,9 @@ SAMPLES = {
     "keep_succeeded_bytes": ("1GiB", 1_073_741_824),
     "keep_dead": ("30d", 2_592_000_000),
     "keep_dead_bytes": ("128MiB", 134_217_728),
+    "record": ("sqlite:///r.db", "sqlite:///r.db"),
+    "horizon": ("2h", 7_200_000),
+    "record_keep": ("7d", 604_800_000),
     "events_rows": ("1000", 1_000),
     "events_bytes": ("1MiB", 1_048_576),
 }

@@ -39,7 +39,7 @@ def _safe(key: str, value: object) -> object:
     """
     if key in ("api_key", "callback_secrets"):
         return "***"
-    if key != "url":
+    if key not in ("url", "record"):
         return value
     parts = urlsplit(str(value))
     place = parts.hostname or ""

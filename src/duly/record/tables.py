@@ -18,7 +18,7 @@ from sqlalchemy import (
     String,
     Table,
 )
-from sqlalchemy.dialects import mysql, sqlite
+from sqlalchemy.dialects import mysql
 
 metadata = MetaData()
 
@@ -28,8 +28,7 @@ Namespace = String(100).with_variant(mysql.VARCHAR(100, **_ASCII), "mysql", "mar
 Topic = String(100).with_variant(mysql.VARCHAR(100, **_ASCII), "mysql", "mariadb")
 JobId = String(200).with_variant(mysql.VARCHAR(200, **_ASCII), "mysql", "mariadb")
 Name = String(200).with_variant(mysql.VARCHAR(200, **_ASCII), "mysql", "mariadb")
-# SQLite numbers rows by themselves only in a column of this very name.
-Number = BigInteger().with_variant(sqlite.INTEGER(), "sqlite")
+Request = LargeBinary(6).with_variant(mysql.VARBINARY(6), "mysql", "mariadb")
 Bytes = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 
 jobs = Table(
@@ -42,7 +41,7 @@ jobs = Table(
     # 1970, so that a row that was pruned and accepted again never meets an equal revision in Redis.
     Column("revision", BigInteger, nullable=False),
     # Of the call that made the revision: a commit whose answer was lost is recognised when it is sent again.
-    Column("request", LargeBinary(6), nullable=False),
+    Column("request", Request, nullable=False),
     Column("state", SmallInteger, nullable=False),  # of JobState; scheduled stands for whatever is not ended
     Column("due_ms", BigInteger, nullable=False),
     # When the relay has to look at the row: at once, or when its due time comes near; NULL: Redis has it.
@@ -86,7 +85,7 @@ attempts = Table(
     Column("topic", Topic, primary_key=True),
     Column("id", JobId, primary_key=True),
     # The fencing token: every claim has its own, so that a row that is written twice is one row.
-    Column("token", BigInteger, primary_key=True),
+    Column("token", BigInteger, primary_key=True, autoincrement=False),
     Column("revision", BigInteger, nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("word", String(16), nullable=False),  # acked, retried, buried, released, recovered, cancelled
@@ -101,7 +100,7 @@ positions = Table(
     "duly_positions",
     metadata,
     Column("namespace", Namespace, primary_key=True),
-    Column("shard", Integer, primary_key=True),
+    Column("shard", Integer, primary_key=True, autoincrement=False),
     # The last entry of the shard's events whose outcomes are in the rows.
     Column("epoch", String(64), nullable=False),
     Column("counter", BigInteger, nullable=False),

@@ -1,0 +1,186 @@
+"""
+The database of a record: connections, and transactions that are repeated where that is safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlalchemy import create_engine
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from duly.errors import OutcomeUnknown, RecordUnavailable
+from duly.record.dialects import arguments, lacks_table, parse, tame, worth_repeating
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy import Connection, Engine
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+log = logging.getLogger("duly.record")
+
+T = TypeVar("T")
+
+POOL = 5
+POOL_MORE = 5  #: connections beyond that, closed when they are given back
+RECYCLE_S = 1_800  #: servers and what stands before them close connections that idle for hours
+ANSWERS_WITHIN_S = 30  #: a transaction, waiting for a connection and for locks included
+TRIES = 4
+PAUSE_S = 0.02  #: before the second try, doubled for each further one
+
+
+class Database:
+    """
+    Where the rows are.  Work on them is a plain function of a `Connection`, run in a transaction.
+
+    Connections are opened on first use and belong to the event loop of that use.
+    """
+
+    def __init__(self, url: str) -> None:
+        """
+        Prepare; connects to nothing yet.
+
+        Raises:
+            UsageError: The URL is none of a database that can be a record.
+        """
+        self.url = parse(url)
+        self.name: str = self.url.get_backend_name()  #: sqlite, postgresql or mysql, also for MariaDB
+        self.engine: AsyncEngine = create_async_engine(
+            self.url,
+            pool_size=POOL,
+            max_overflow=POOL_MORE,
+            pool_timeout=ANSWERS_WITHIN_S,
+            pool_recycle=RECYCLE_S,
+            **arguments(self.url),
+        )
+        tame(self.engine.sync_engine)
+        # SQLite has one writer at a time; readers need not queue behind it.
+        self._readers = self.engine.execution_options(duly_reads=True)
+
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        """
+        Run *work* in a transaction, commit, and return what it returned.
+
+        It may be run again: after a deadlock, or where a connection was lost.  It recognises itself what an
+        earlier run may have committed.
+
+        Raises:
+            RecordUnavailable: The database cannot be reached; nothing was changed.
+            OutcomeUnknown: It may have been committed, the answer was lost; repeating it is safe.
+        """
+        return await self._repeat(self.engine, work)
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """
+        Run *work*, which changes nothing, at one moment of the database where it has such.
+
+        Raises:
+            RecordUnavailable: The database cannot be reached.
+        """
+        return await self._repeat(self._readers, work)
+
+    async def aclose(self) -> None:
+        """
+        Close connections.
+        """
+        await self.engine.dispose()
+
+    async def _repeat(self, engine: AsyncEngine, work: Callable[[Connection], T]) -> T:
+        in_doubt = False
+        for number in range(1, TRIES + 1):
+            attempt = _Attempt(engine)
+            try:
+                async with asyncio.timeout(ANSWERS_WITHIN_S):
+                    return await attempt.run(work)
+            except (SQLAlchemyError, OSError, TimeoutError) as error:
+                in_doubt = in_doubt or attempt.committing
+                if number == TRIES or not _passing(error, attempt):
+                    raise _said(error, in_doubt=in_doubt) from error
+                log.debug("once more: %s", first_line(error))
+            await asyncio.sleep(PAUSE_S * 2 ** (number - 1))
+        raise AssertionError  # the last try returned or raised
+
+
+class _Attempt:
+    """
+    One try of one transaction, and how far it came.
+    """
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self.connected = False
+        self.committing = False
+
+    async def run(self, work: Callable[[Connection], T]) -> T:
+        async with self._engine.connect() as connection:
+            self.connected = True
+            async with connection.begin() as transaction:
+                answer = await connection.run_sync(work)
+                self.committing = _wrote(connection)
+                await transaction.commit()
+        return answer
+
+
+def _wrote(connection: AsyncConnection) -> bool:
+    return not connection.sync_connection.get_execution_options().get("duly_reads")  # type: ignore[union-attr]
+
+
+def _passing(error: Exception, attempt: _Attempt) -> bool:
+    """
+    Whether another try has a chance: the server asked for it, or it is back behind a connection that broke.
+    """
+    if isinstance(error, DBAPIError):
+        return worth_repeating(error) or (attempt.connected and error.connection_invalidated)
+    return False
+
+
+def _said(error: Exception, *, in_doubt: bool) -> Exception:
+    what = first_line(error)
+    if in_doubt:
+        return OutcomeUnknown(f"the record's answer was lost: {what}; repeating the same call is safe")
+    if isinstance(error, DBAPIError):
+        if lacks_table(error):
+            return RecordUnavailable("the record has no tables yet, or not all of them: duly record migrate")
+        if not (error.connection_invalidated or _about_connection(error)):
+            # A mistake in a statement of ours, or data that breaks a rule: no sentence would help.
+            return error
+    if isinstance(error, PoolTimeout):
+        what = f"no connection became free within {ANSWERS_WITHIN_S} s"
+    elif isinstance(error, TimeoutError):
+        what = f"no answer within {ANSWERS_WITHIN_S} s"
+    elif isinstance(error, SQLAlchemyError) and not isinstance(error, DBAPIError):
+        return error
+    return RecordUnavailable(f"the record cannot be reached: {what}")
+
+
+def _about_connection(error: DBAPIError) -> bool:
+    return type(error).__name__ in {"OperationalError", "InterfaceError", "InternalError"}
+
+
+def first_line(error: BaseException) -> str:
+    """
+    What an error says, without the statement and the links that SQLAlchemy adds.
+    """
+    told: Any = getattr(error, "orig", None) or error
+    if getattr(told, "args", None) and isinstance(told.args[0], int) and len(told.args) > 1:
+        told = told.args[1]  # MySQL: a number, then words
+    lines = str(told).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def sync_engine(url: str) -> Engine:
+    """
+    A plain engine for what runs once and without an event loop, such as migrations.
+
+    Raises:
+        UsageError: The URL is none of a database that can be a record.
+    """
+    parts = parse(url, sync=True)
+    engine = create_engine(parts, pool_size=1, max_overflow=1, **arguments(parts))
+    tame(engine)
+    return engine

@@ -1,0 +1,164 @@
+"""
+Where databases differ: how each is reached, told to behave, and asked for what SQL has no common word for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import event, text
+from sqlalchemy.dialects.mysql import insert as mysql_insert
+from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from duly.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy import Connection, Engine, Table
+    from sqlalchemy.engine import URL
+    from sqlalchemy.exc import DBAPIError
+
+CONNECT_S = 10
+BUSY_MS = 10_000  #: how long SQLite waits for another writer
+CHANNEL = "duly_relay"  #: PostgreSQL tells other processes here that rows were committed
+
+#: For each database the drivers: with an event loop, and without.
+DRIVERS = {
+    "sqlite": ("aiosqlite", "pysqlite"),
+    "postgresql": ("psycopg", "psycopg"),
+    "mysql": ("aiomysql", "pymysql"),
+}
+_NAMES = {"mariadb": "mysql", "postgres": "postgresql"}
+FORMS = "sqlite:///path/to/file, postgresql://user@host/name or mysql://user@host/name"
+
+# What a server says to one of two transactions that wait for each other, or that met: once more.
+_AGAIN = {"40001", "40P01", 1205, 1213}
+# That a table is not there.
+_NO_TABLE = {"42P01", 1146}
+
+
+def parse(url: str, *, sync: bool = False) -> URL:
+    """
+    The URL of a record with the driver that duly uses.
+
+    Raises:
+        UsageError: It is no URL of a database that can be a record.
+    """
+    try:
+        parts = make_url(url)
+    except (ArgumentError, ValueError):
+        # Not repeated: it may hold a password.
+        raise UsageError(f"record must look like {FORMS}") from None
+    word = parts.drivername.partition("+")[0]
+    name = _NAMES.get(word, word)
+    if name not in DRIVERS:
+        raise UsageError(f"a record cannot be kept by {word!r}; it must look like {FORMS}")
+    if name == "sqlite" and parts.database in (None, "", ":memory:"):
+        raise UsageError("a record in memory remembers nothing; name a file, sqlite:///path/to/file")
+    if name != "sqlite" and not parts.database:
+        raise UsageError(f"record names no database; it must look like {FORMS}")
+    return parts.set(drivername=f"{name}+{DRIVERS[name][sync]}")
+
+
+def arguments(url: URL) -> dict[str, Any]:
+    """
+    What an engine for *url* is made with, beside its pool.
+    """
+    match url.get_backend_name():
+        case "postgresql":
+            # A server that vanished is noticed, by the system, without a statement of ours.
+            return {
+                "connect_args": {
+                    "connect_timeout": CONNECT_S,
+                    "keepalives_idle": 30,
+                    "keepalives_interval": 5,
+                    "keepalives_count": 3,
+                    "application_name": "duly",
+                },
+                "isolation_level": "READ COMMITTED",
+            }
+        case "mysql":
+            # Its default would read rows as they were when the transaction began, and lock the gaps between.
+            return {"connect_args": {"connect_timeout": CONNECT_S}, "isolation_level": "READ COMMITTED"}
+        case _:
+            return {"connect_args": {"timeout": BUSY_MS / 1000}}
+
+
+def tame(engine: Engine) -> None:
+    """
+    Have SQLite begin transactions when told to, as a writer: one that began by reading cannot become one.
+    """
+    if engine.dialect.name != "sqlite":
+        return
+
+    def connected(connection: Any, _: Any) -> None:
+        # Python's own module would begin transactions by itself, and not for every statement.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        cursor.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+        # A commit is a promise: it is on the disk, also where write-ahead logging would allow less.
+        cursor.execute("PRAGMA synchronous = FULL")
+        cursor.close()
+
+    def begun(connection: Connection) -> None:
+        reads = connection.get_execution_options().get("duly_reads")
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+    event.listen(engine, "connect", connected)
+    event.listen(engine, "begin", begun)
+
+
+def worth_repeating(error: DBAPIError) -> bool:
+    """
+    Whether the database undid the transaction and asks for it again.
+    """
+    return _code(error) in _AGAIN or "database is locked" in str(error.orig)
+
+
+def lacks_table(error: DBAPIError) -> bool:
+    """
+    Whether the statement failed because a table is not there.
+    """
+    return _code(error) in _NO_TABLE or "no such table" in str(error.orig)
+
+
+def _code(error: DBAPIError) -> object:
+    state = getattr(error.orig, "sqlstate", None)
+    if state:
+        return state
+    arguments_ = getattr(error.orig, "args", ())
+    return arguments_[0] if arguments_ else None
+
+
+def insert_absent(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> int | None:
+    """
+    Insert those rows whose primary key is free; how many that were, None where the database does not tell.
+    """
+    match connection.dialect.name:
+        case "postgresql":
+            statement: Any = postgresql_insert(table).on_conflict_do_nothing()
+        case "sqlite":
+            statement = sqlite_insert(table).on_conflict_do_nothing()
+        case _:
+            # Not INSERT IGNORE: it would also let pass what does not fit, and take a lock that has to be
+            # widened later, for which two transactions wait in vain.
+            insert = mysql_insert(table)
+            column = next(iter(table.primary_key.columns))
+            statement = insert.on_duplicate_key_update({column.name: table.c[column.name]})
+            connection.execute(statement, rows)
+            return None
+    return connection.execute(statement, rows).rowcount
+
+
+def notify(connection: Connection, namespace: str) -> None:
+    """
+    Have the database tell the relays of other processes once this transaction is committed, if it can.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(
+            text("SELECT pg_notify(:channel, :namespace)"), {"channel": CHANNEL, "namespace": namespace}
+        )

@@ -1,0 +1,3 @@
+"""
+One step each, in the order that `down_revision` says.
+"""
