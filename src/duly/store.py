@@ -19,6 +19,7 @@ from duly.errors import (
     LeaseLost,
     OutcomeUnknown,
     QueueFull,
+    ServerUnsuitable,
     StoreUnavailable,
 )
 from duly.group import Group, chunks
@@ -30,7 +31,7 @@ from duly.records import Terms, lease_of, options_of, worker_id
 from duly.scripts import load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from duly.connection import Link
 
@@ -147,6 +148,8 @@ class Store:
         self.grace_ms = grace_ms
         self.max_crashes = max_crashes
         self.max_events = max_events  #: rows and bytes, per shard
+        #: compares the queue with its record, for a server that may have lost a part of its past
+        self.agree: Callable[[], Awaitable[None]] | None = None
         self._now = now
         self._fixed: dict[tuple[str, int], tuple[tuple[str, ...], tuple[str, ...]]] = {}
         self._due_topics: list[OrderedDict[str, None]] = [OrderedDict() for _ in range(shards)]
@@ -639,6 +642,14 @@ class Store:
         mended, _, words = await self._run("audit", shard, topics, fixed, (*members, *topics))
         return mended, [(int(state), int(weight)) for state, weight in (word.split() for word in words)]
 
+    async def approve(self, record_id: str, generation: int, server_id: str) -> None:
+        """
+        Let jobs be claimed: the queue, on this server, agrees with its record.
+        """
+        for shard in range(self.shards):
+            fixed = {"record_id": record_id, "generation": generation, "server_id": server_id}
+            await self._run("approve", shard, (), fixed)
+
     # -- the call itself ----------------------------------------------------------------------------------
 
     async def _run(  # the shape of every script call
@@ -673,13 +684,33 @@ class Store:
         replay = [*((fixed | again)[arg] for arg in plan[1]), *rest] if again else None
         try:
             return await self.link.run(name, keys, args, again=replay)
-        except StoreUnavailable as error:
-            if "NONAMESPACE" not in str(error):
-                raise
+        except (StoreUnavailable, OutcomeUnknown) as error:
+            await self._mend(error)
+            return await self.link.run(name, keys, replay or args, again=replay)
+
+    async def _mend(self, error: StoreUnavailable | OutcomeUnknown) -> None:
+        """
+        Do what the server asks for before it takes a call.
+
+        Raises:
+            StoreUnavailable, OutcomeUnknown: It asked for nothing that can be done here.
+            ServerUnsuitable: It asked for the record, and there is none here.
+        """
+        if "NONAMESPACE" in str(error):
             # No traceback: it is the server that failed.
-            log.critical("%s; making namespace %r anew, its jobs are lost", error, self.namespace)
+            lost = "its jobs are lost" if self.agree is None else "its jobs come back from the record"
+            log.critical("%s; making namespace %r anew, %s", error, self.namespace, lost)
             await self.create()
-            return await self.link.run(name, keys, args)
+        elif "UNSOUND" not in str(error):
+            raise error
+        elif self.agree is None:
+            msg = (
+                f"namespace {self.namespace!r} at {self.link.place} has a record: its jobs are claimed only "
+                "together with it. Say record=URL, set DULY_RECORD, or write it into duly.toml"
+            )
+            raise ServerUnsuitable(msg) from error
+        else:
+            await self.agree()
 
     def now_ms(self, server_ms: int) -> int:
         """

@@ -40,6 +40,7 @@
 -- cost     O(limit * log n)
 
 local now, _, micros = clock(now_ms)
+must_be_sound()
 local names, free, ttr, place = {}, {}, {}, {}
 for at = topic_at, #ARGV, 3 do
   local position = #names + 1

@@ -2,8 +2,8 @@
 
 -- What a call may need of the shard's numbers is asked for once, with the clock: a look into `meta` costs
 -- more than all the fields of it.  What changed is written back once, by `emit` or `commit`.
-local CLOCK, EPOCH, SEQUENCE, COUNTER, ROWS, BYTES, ROWS_GONE, BYTES_GONE, MAX_ROWS, MAX_BYTES, FIRST_TIMER =
-  1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11
+local CLOCK, EPOCH, SEQUENCE, COUNTER, ROWS, BYTES, ROWS_GONE, BYTES_GONE, MAX_ROWS, MAX_BYTES, FIRST_TIMER, RECORD =
+  1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 14
 local shard
 local sequence, sequence_was
 
@@ -11,7 +11,7 @@ local sequence, sequence_was
 -- microseconds that the first leaves out, for who wants to sleep until a due time and no longer.
 local function clock(given)
   shard = redis.call('HMGET', meta, 'clock', 'epoch', 'sequence', 'events', 'event_rows', 'event_bytes',
-    'trimmed_rows', 'trimmed_bytes', 'max_event_rows', 'max_event_bytes', 'timer.0', 'timer.1', 'timer.2')
+    'trimmed_rows', 'trimmed_bytes', 'max_event_rows', 'max_event_bytes', 'timer.0', 'timer.1', 'timer.2', 'record')
   if not shard[CLOCK] then
     -- Before anything is written: a shard half made would be worse than none.
     error({err = 'NONAMESPACE there is no such namespace (any more): it was never created, or the server was emptied'})
@@ -34,4 +34,17 @@ local function take_numbers(count)
   local first = sequence + 1
   sequence = sequence + count
   return first
+end
+
+-- Shards with a record that were compared with it since this server began, and how far they have come.
+-- It is in memory only, so a server that was started again, from whatever it has on disk, is not among them.
+local sound = {}
+
+-- A shard that may have lost a part of its past hands nothing out: what it holds as waiting may have ended.
+local function must_be_sound()
+  if not shard[RECORD] then return end
+  if sequence < (sound[meta] or math.huge) then
+    error({err = 'UNSOUND this queue has a record, and nobody has compared them since the server began'})
+  end
+  sound[meta] = sequence
 end
