@@ -114,7 +114,8 @@ generations = Table(
     Column("namespace", Namespace, primary_key=True),
     # Grows when Redis is found to be behind the record; the newest one counts.
     Column("generation", Integer, primary_key=True, autoincrement=False),
-    Column("run_id", String(64), nullable=False),  # of the server that was last found to be sound
+    Column("record_id", String(32), nullable=False),  # the same in all of them; the queue knows it, too
+    Column("server_id", String(100), nullable=False),  # run id and replication id when it began
     Column("since_ms", BigInteger, nullable=False),
     Column("reason", String(400), nullable=False),
 )
