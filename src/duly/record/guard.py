@@ -1,0 +1,202 @@
+"""
+The rollback detector: compares a queue that may have lost a part of its past with the record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from duly.errors import ServerUnsuitable
+from duly.feed import EventsLost, Feed
+from duly.record.crashpoints import crash_point
+from duly.record.rules import Difference, Promised, Queued, judge
+from duly.record.soundness import (
+    PAGE,
+    changed_since,
+    first_generation,
+    newest_generation,
+    positions_of,
+    raise_generation,
+    relay_again,
+    was_used,
+)
+from duly.views import Views
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from duly.job import Job
+    from duly.record.database import Database
+    from duly.record.soundness import Changed, Generation
+    from duly.store import Store
+
+log = logging.getLogger("duly.record")
+
+#: In this time workers that lived through a loss of the queue write down what they had finished.
+SETTLE_S = 1.0
+#: Rows may be written a little later than the queue was: by clocks that differ, in groups that waited.
+MARGIN_MS = 60_000
+
+
+class Guard:
+    """
+    Answers for the queue: that what it hands out has not ended.
+    """
+
+    def __init__(
+        self, database: Database, store: Store, *, hint: Callable[[], None], settle_s: float = SETTLE_S
+    ) -> None:
+        self.generation = 0  #: as it was when the queue was last found to agree
+        self._database = database
+        self._store = store
+        self._hint = hint
+        self._settle_s = settle_s
+        self._one_at_a_time = asyncio.Lock()
+
+    async def agree(self) -> None:
+        """
+        Compare the queue with the record, unless that was done since the server began, and let it be used.
+
+        Raises:
+            ServerUnsuitable: The queue belongs to another record.
+            StoreUnavailable, RecordUnavailable: One of them is away: nothing is handed out meanwhile.
+        """
+        async with self._one_at_a_time:
+            server_id = await self._server_id()
+            generation = await self._generation(server_id)
+            known = await self._approvals()
+            if any(record_id not in ("", generation.record_id) for record_id, _ in known):
+                msg = (
+                    f"namespace {self._store.namespace!r} at {self._store.link.place} belongs to another "
+                    "record than the one in the settings: check record, or choose another namespace"
+                )
+                raise ServerUnsuitable(msg)
+            if any(approval != (generation.record_id, server_id) for approval in known):
+                generation = await self._compare(generation, server_id, known)
+            await self._store.approve(generation.record_id, generation.number, server_id)
+            self.generation = generation.number
+        self._hint()
+
+    async def changed_server(self) -> bool:
+        """
+        Whether another server answers than the one that was compared, for instance after a failover.
+        """
+        server_id = await self._server_id()
+        return any(approved != server_id for _, approved in await self._approvals())
+
+    async def _server_id(self) -> str:
+        text: bytes = await self._store.link.call("INFO", "everything")
+        facts = dict(line.partition(":")[::2] for line in text.decode(errors="replace").splitlines())
+        return f"{facts.get('run_id', '')}/{facts.get('master_replid', '')}"
+
+    async def _approvals(self) -> list[tuple[str, str]]:
+        """
+        For each shard which record it belongs to, and which server was compared with it.
+        """
+        found = []
+        for keys in self._store.keys:
+            record_id, server_id = await self._store.link.call(
+                "HMGET", keys.fixed["meta"], "record", "server"
+            )
+            found.append(((record_id or b"").decode(), (server_id or b"").decode()))
+        return found
+
+    async def _generation(self, server_id: str) -> Generation:
+        namespace = self._store.namespace
+        found = await self._database.read(partial(newest_generation, namespace=namespace))
+        if found is None:
+            begin = partial(first_generation, namespace=namespace, server_id=server_id, now_ms=_now_ms())
+            found = await self._database.write(begin)
+        return found
+
+    async def _compare(
+        self, generation: Generation, server_id: str, known: list[tuple[str, str]]
+    ) -> Generation:
+        """
+        Find out what the queue has lost, and mend what must not be handed out as it is.
+        """
+        if any(approved for _, approved in known):
+            await asyncio.sleep(self._settle_s)
+        since_ms = await self._since_ms()
+        reason = await self._behind(emptied=not all(record_id for record_id, _ in known))
+        if reason:
+            log.critical("the queue is behind its record: %s; taking to it what has not ended", reason)
+            generation = await self._database.write(
+                partial(
+                    raise_generation,
+                    namespace=self._store.namespace,
+                    was=generation,
+                    server_id=server_id,
+                    now_ms=_now_ms(),
+                    reason=reason,
+                )
+            )
+        crash_point("guard.raised")
+        forgotten = await self._recheck(since_ms)
+        if forgotten:
+            log.critical("the queue held %d jobs as open that have ended: it has forgotten them", forgotten)
+        crash_point("guard.rechecked")
+        return generation
+
+    async def _behind(self, *, emptied: bool) -> str | None:
+        """
+        What shows that the queue has lost a part of its past, None if nothing does.
+        """
+        feed, namespace = Feed(self._store), self._store.namespace
+        if emptied and await self._database.read(partial(was_used, namespace=namespace)):
+            return "it does not know of its record any more"
+        read = await self._database.read(partial(positions_of, namespace=namespace))
+        for shard, offset in read.items():
+            try:
+                await feed.entries(shard, offset, 1)
+            except EventsLost as lost:
+                return str(lost)
+        return None
+
+    async def _since_ms(self) -> int | None:
+        """
+        When the queue's memory ends, at the latest; None if it has none.
+        """
+        feed = Feed(self._store)
+        newest = [await feed.newest(shard) for shard in range(self._store.shards)]
+        last_ms = [entry[1][0].at_ms for entry in newest if entry]
+        return max(min(last_ms) - MARGIN_MS, 0) if last_ms else None
+
+    async def _recheck(self, since_ms: int | None) -> int:
+        """
+        Compare, job by job, the rows that were changed since: how many jobs the queue had to forget.
+        """
+        if since_ms is None:
+            return 0
+        namespace, views = self._store.namespace, Views(self._store)
+        after: Changed | None = None
+        forgotten = 0
+        while True:
+            page = await self._database.read(
+                partial(changed_since, namespace=namespace, since_ms=since_ms, after=after)
+            )
+            jobs = await views.get_many([row.key for row in page])
+            ended = [
+                (row.key, row.revision)
+                for row, job in zip(page, jobs, strict=True)
+                if row.ended and _difference(row, job) is Difference.finished
+            ]
+            forgotten += sum(await self._store.forget(ended))
+            open_ = [row for row in page if not row.ended]
+            await self._database.write(partial(relay_again, namespace=namespace, rows=open_))
+            if len(page) < PAGE:
+                return forgotten
+            after = page[-1]
+
+
+def _difference(row: Changed, job: Job | None) -> Difference | None:
+    promised = Promised(row.revision, row.ended, 0, b"")
+    return judge(promised, None if job is None else Queued(job.revision, job.state, 0, b""))
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

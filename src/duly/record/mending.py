@@ -1,0 +1,193 @@
+"""
+The rows' side of a comparison: read them in the order of their keys, and mend those that are wrong.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sqlalchemy import bindparam, select, tuple_, update
+
+from duly.job import JobKey, JobState, Lane, Order
+from duly.record.dialects import insert_absent
+from duly.record.rules import Promised
+from duly.record.tables import jobs
+from duly.records import options_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy import Connection
+
+_SEEN = (
+    jobs.c.topic,
+    jobs.c.id,
+    jobs.c.revision,
+    jobs.c.state,
+    jobs.c.due_ms,
+    jobs.c.relay_ms,
+    jobs.c.lane,
+    jobs.c.expires_ms,
+    jobs.c.ttr_ms,
+    jobs.c.retain_s,
+    jobs.c.max_crashes,
+    jobs.c.envelope,
+    jobs.c.payload,
+)
+
+
+class SeenRow(NamedTuple):
+    """
+    A row as a comparison needs it.
+    """
+
+    key: JobKey
+    promised: Promised
+
+
+class Ended(NamedTuple):
+    """
+    How a job ended, for a row that does not say so.
+    """
+
+    key: JobKey
+    revision: int
+    state: JobState
+    outcome: bytes
+    attempts: int
+    crashes: int
+    started_ms: int
+    ended_ms: int
+    lateness_ms: int | None
+
+
+def page_of(connection: Connection, namespace: str, after: JobKey | None, limit: int) -> list[SeenRow]:
+    """
+    The rows behind *after* in the order of their keys.
+    """
+    where = [jobs.c.namespace == namespace]
+    if after is not None:
+        where.append(tuple_(jobs.c.topic, jobs.c.id) > tuple_(*after))
+    found = connection.execute(select(*_SEEN).where(*where).order_by(jobs.c.topic, jobs.c.id).limit(limit))
+    return [_seen(row) for row in found]
+
+
+def rows_of(connection: Connection, namespace: str, keys: Sequence[JobKey]) -> dict[JobKey, Promised]:
+    """
+    The rows of *keys*, those that there are.
+    """
+    if not keys:
+        return {}
+    found = connection.execute(
+        select(*_SEEN).where(jobs.c.namespace == namespace, tuple_(jobs.c.topic, jobs.c.id).in_(keys))
+    )
+    return dict(_seen(row) for row in found)
+
+
+def _seen(row: Any) -> SeenRow:
+    key = JobKey(row.topic, row.id)
+    order = Order(
+        key,
+        row.payload,
+        lane=Lane(row.lane),
+        expires_ms=row.expires_ms,
+        ttr_ms=row.ttr_ms,
+        retain_s=row.retain_s,
+        max_crashes=row.max_crashes,
+        envelope=row.envelope,
+    )
+    body = b"".join((bytes([row.lane]), options_of(order), order.envelope, order.payload))
+    promised = Promised(
+        row.revision, JobState(row.state).ended, row.due_ms, body, on_its_way=row.relay_ms is not None
+    )
+    return SeenRow(key, promised)
+
+
+def relay_once_more(connection: Connection, namespace: str, rows: Sequence[tuple[JobKey, int]]) -> int:
+    """
+    Have the relay take open rows to the queue again, those that are still at their revision.
+    """
+    return _each(
+        connection,
+        update(jobs)
+        .where(*_at_revision(namespace), jobs.c.relay_ms.is_(None))
+        .values(relay_ms=jobs.c.due_ms),
+        [_bound(key, revision) for key, revision in rows],
+    )
+
+
+def promise_anew(
+    connection: Connection, namespace: str, rows: Sequence[tuple[JobKey, int]], now_us: int
+) -> int:
+    """
+    Give open rows a revision above the one that the queue has otherwise, and have the relay take them there.
+    """
+    return _each(
+        connection,
+        update(jobs)
+        .where(*_at_revision(namespace))
+        .values(revision=bindparam("new"), relay_ms=jobs.c.due_ms, changed_ms=now_us // 1_000),
+        [_bound(key, revision) | {"new": max(revision + 1, now_us)} for key, revision in rows],
+    )
+
+
+def record_ends(connection: Connection, namespace: str, ends: Sequence[Ended], now_ms: int) -> int:
+    """
+    Write down how jobs ended, in open rows that are still at their revision.
+    """
+    names = ("state", "outcome", "attempts", "crashes", "started_ms", "ended_ms", "lateness_ms")
+    return _each(
+        connection,
+        update(jobs)
+        .where(*_at_revision(namespace))
+        .values({name: bindparam(f"its_{name}") for name in names} | {"changed_ms": now_ms}),
+        [
+            _bound(end.key, end.revision) | {f"its_{name}": getattr(end, name) for name in names}
+            for end in ends
+        ],
+    )
+
+
+def adopt(connection: Connection, rows: Sequence[dict[str, Any]]) -> int:
+    """
+    Take over what the queue holds: in rows that there are not, and in rows of lower revisions.
+    """
+    if not rows:
+        return 0
+    insert_absent(connection, jobs, rows)
+    key = ("namespace", "topic", "id")
+    values: dict[str, Any] = {name: bindparam(f"its_{name}") for name in rows[0] if name not in key}
+    statement = (
+        update(jobs)
+        .where(
+            *(jobs.c[name] == bindparam(f"of_{name}") for name in key),
+            jobs.c.revision < bindparam("its_revision"),
+        )
+        .values(values)
+    )
+    bound = [
+        {f"{'of' if name in key else 'its'}_{name}": value for name, value in row.items()} for row in rows
+    ]
+    connection.execute(statement, bound)
+    return len(rows)
+
+
+def _at_revision(namespace: str) -> list[Any]:
+    return [
+        jobs.c.namespace == namespace,
+        jobs.c.topic == bindparam("of_topic"),
+        jobs.c.id == bindparam("of_id"),
+        jobs.c.revision == bindparam("of_revision"),
+        jobs.c.state == JobState.scheduled,
+    ]
+
+
+def _bound(key: JobKey, revision: int) -> dict[str, Any]:
+    return {"of_topic": key.topic, "of_id": key.id, "of_revision": revision}
+
+
+def _each(connection: Connection, statement: Any, bound: list[dict[str, Any]]) -> int:
+    if not bound:
+        return 0
+    connection.execute(statement, bound)
+    return len(bound)

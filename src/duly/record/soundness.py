@@ -1,0 +1,167 @@
+"""
+What the rows know of the queue's memory: its generations, how far it was read, and what changed lately.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, NamedTuple
+
+from sqlalchemy import and_, delete, or_, select, tuple_, update
+
+from duly.events import Offset
+from duly.job import JobKey, JobState
+from duly.record.dialects import insert_absent
+from duly.record.tables import generations, jobs, positions
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+PAGE = 1_000
+REASON = 400  #: characters of it that are kept
+
+
+class Generation(NamedTuple):
+    """
+    One memory of the queue: from when it was found to be behind, until the next time.
+    """
+
+    number: int
+    record_id: str
+
+
+class Changed(NamedTuple):
+    """
+    A row that was changed lately, as far as a comparison needs it.
+    """
+
+    key: JobKey
+    revision: int
+    ended: bool
+    changed_ms: int
+
+
+def newest_generation(connection: Connection, namespace: str) -> Generation | None:
+    """
+    The generation that counts, None in a record that no queue has used yet.
+    """
+    found = connection.execute(
+        select(generations.c.generation, generations.c.record_id)
+        .where(generations.c.namespace == namespace)
+        .order_by(generations.c.generation.desc())
+        .limit(1)
+    ).first()
+    return Generation(*found) if found else None
+
+
+def first_generation(connection: Connection, namespace: str, server_id: str, now_ms: int) -> Generation:
+    """
+    Begin the record of a queue, unless somebody did.
+    """
+    made = Generation(1, secrets.token_hex(8))
+    _begin(connection, namespace, made, server_id, now_ms, "the record began")
+    return newest_generation(connection, namespace) or made
+
+
+def raise_generation(
+    connection: Connection, namespace: str, was: Generation, server_id: str, now_ms: int, reason: str
+) -> Generation:
+    """
+    Note that the queue lost a part of its memory: whatever has not ended is to be taken to it again.
+
+    Once for each loss, by whoever comes first.
+    """
+    made = was._replace(number=was.number + 1)
+    if _begin(connection, namespace, made, server_id, now_ms, reason[:REASON]):
+        mine = jobs.c.namespace == namespace
+        connection.execute(
+            update(jobs)
+            .where(mine, jobs.c.state == JobState.scheduled, jobs.c.relay_ms.is_(None))
+            .values(relay_ms=jobs.c.due_ms)
+        )
+        connection.execute(delete(positions).where(positions.c.namespace == namespace))
+    return newest_generation(connection, namespace) or made
+
+
+def _begin(
+    connection: Connection, namespace: str, made: Generation, server_id: str, now_ms: int, reason: str
+) -> bool:
+    row = {
+        "namespace": namespace,
+        "generation": made.number,
+        "record_id": made.record_id,
+        "server_id": server_id,
+        "since_ms": now_ms,
+        "reason": reason,
+    }
+    was = newest_generation(connection, namespace)
+    if was is not None and was.number >= made.number:
+        return False
+    insert_absent(connection, generations, [row])
+    mine = connection.execute(
+        select(generations.c.record_id, generations.c.since_ms, generations.c.server_id).where(
+            generations.c.namespace == namespace, generations.c.generation == made.number
+        )
+    ).one()
+    return tuple(mine) == (made.record_id, now_ms, server_id)
+
+
+def was_used(connection: Connection, namespace: str) -> bool:
+    """
+    Whether the queue has been given anything.
+    """
+    found = select(jobs.c.id).where(jobs.c.namespace == namespace, jobs.c.hydrated > 0).limit(1)
+    return connection.execute(found).first() is not None
+
+
+def positions_of(connection: Connection, namespace: str) -> dict[int, Offset]:
+    """
+    For each shard the last entry of its events that the rows have heard of.
+    """
+    found = connection.execute(
+        select(positions.c.shard, positions.c.epoch, positions.c.counter, positions.c.nonce).where(
+            positions.c.namespace == namespace
+        )
+    )
+    return {shard: Offset(epoch, counter, nonce) for shard, epoch, counter, nonce in found}
+
+
+def changed_since(
+    connection: Connection, namespace: str, since_ms: int, after: Changed | None = None
+) -> list[Changed]:
+    """
+    A page of rows that were changed since, the oldest change first, behind *after*.
+    """
+    where = jobs.c.changed_ms >= since_ms
+    if after is not None:
+        behind = tuple_(jobs.c.topic, jobs.c.id) > tuple_(*after.key)
+        where = or_(jobs.c.changed_ms > after.changed_ms, and_(jobs.c.changed_ms == after.changed_ms, behind))
+    found = connection.execute(
+        select(jobs.c.topic, jobs.c.id, jobs.c.revision, jobs.c.state, jobs.c.changed_ms)
+        .where(jobs.c.namespace == namespace, where)
+        .order_by(jobs.c.changed_ms, jobs.c.topic, jobs.c.id)
+        .limit(PAGE)
+    )
+    return [
+        Changed(JobKey(topic, id_), revision, JobState(state).ended, changed_ms)
+        for topic, id_, revision, state, changed_ms in found
+    ]
+
+
+def relay_again(connection: Connection, namespace: str, rows: list[Changed]) -> None:
+    """
+    Have the relay take rows to the queue once more, those that stand as they were.
+    """
+    if not rows:
+        return
+    keys = [(row.key.topic, row.key.id, row.revision) for row in rows]
+    connection.execute(
+        update(jobs)
+        .where(
+            jobs.c.namespace == namespace,
+            tuple_(jobs.c.topic, jobs.c.id, jobs.c.revision).in_(keys),
+            jobs.c.state == JobState.scheduled,
+            jobs.c.relay_ms.is_(None),
+        )
+        .values(relay_ms=jobs.c.due_ms)
+    )
