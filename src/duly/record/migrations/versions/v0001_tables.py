@@ -100,7 +100,8 @@ def upgrade() -> None:
         "duly_generations",
         sa.Column("namespace", _name(100), primary_key=True),
         sa.Column("generation", sa.Integer, primary_key=True, autoincrement=False),
-        sa.Column("run_id", sa.String(64), nullable=False),
+        sa.Column("record_id", sa.String(32), nullable=False),
+        sa.Column("server_id", sa.String(100), nullable=False),
         sa.Column("since_ms", sa.BigInteger, nullable=False),
         sa.Column("reason", sa.String(400), nullable=False),
     )
