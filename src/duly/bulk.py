@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from duly.errors import DulyError
 from duly.group import MAX_BYTES, MAX_JOBS
@@ -14,39 +14,42 @@ from duly.group import MAX_BYTES, MAX_JOBS
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from duly.job import JobKey, Order, Placed
+    from duly.job import JobKey, Order
 
 IN_FLIGHT = 3  #: calls under way at once
+
+Ticket = TypeVar("Ticket")
+Answer = TypeVar("Answer")
 
 
 class _UnderWay(NamedTuple):
     shard: int
     keys: set[JobKey]
     positions: list[int]
-    task: asyncio.Task[list[Placed | DulyError]]
+    task: asyncio.Task[Any]
 
 
-class Bulk:
+class Bulk(Generic[Ticket, Answer]):
     """
-    One `enqueue_many`.
+    One `enqueue_many` or `hydrate`.  What a call has to know beside the order is its ticket.
 
     The same id twice is answered in order: a batch leaves only when no batch under way has a key of it.
     """
 
     def __init__(
         self,
-        send: Callable[[int, list[tuple[Order, bytes]]], Awaitable[list[Placed | DulyError]]],
+        send: Callable[[int, list[tuple[Order, Ticket]]], Awaitable[list[Answer | DulyError]]],
         shards: int,
     ) -> None:
         self.answers: list[Any] = []
         self._send = send
-        self._items: list[list[tuple[Order, bytes]]] = [[] for _ in range(shards)]
+        self._items: list[list[tuple[Order, Ticket]]] = [[] for _ in range(shards)]
         self._keys: list[set[JobKey]] = [set() for _ in range(shards)]
         self._positions: list[list[int]] = [[] for _ in range(shards)]
         self._bytes = [0] * shards
         self._under_way: deque[_UnderWay] = deque()
 
-    async def add(self, shard: int, order: Order, request: bytes) -> None:
+    async def add(self, shard: int, order: Order, ticket: Ticket) -> None:
         """
         Take one order; once a batch is full, this waits until it has left.
         """
@@ -55,13 +58,13 @@ class Bulk:
         if items and (len(items) >= MAX_JOBS or order.key in keys or self._bytes[shard] + size > MAX_BYTES):
             await self._leave(shard)
             items, keys = self._items[shard], self._keys[shard]
-        items.append((order, request))
+        items.append((order, ticket))
         keys.add(order.key)
         self._bytes[shard] += size
         self._positions[shard].append(len(self.answers))
         self.answers.append(None)
 
-    async def finish(self) -> list[Placed | DulyError]:
+    async def finish(self) -> list[Answer | DulyError]:
         """
         Send the rest; one answer for each order, in their order.
         """

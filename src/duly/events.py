@@ -40,6 +40,8 @@ class Verb(StrEnum):
     rescheduled = "rescheduled"
     requeued = "requeued"
     pruned = "pruned"
+    hydrated = "hydrated"  #: taken over from the record: new, or in place of a lower revision
+    forgotten = "forgotten"  #: let go because the record says that it is over
     paused = "paused"  #: of a topic: the id is empty
     resumed = "resumed"  #: of a topic: the id is empty
     mended = "mended"  #: by the auditor; the reason says what disagreed

@@ -8,7 +8,7 @@ import logging
 from collections import OrderedDict
 from dataclasses import dataclass
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 from duly.bulk import Bulk
 from duly.errors import (
@@ -37,14 +37,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("duly.store")
 
+Answer = TypeVar("Answer")
 Ending = Literal["ack", "retry", "bury", "release"]
 ENDINGS: tuple[Ending, ...] = get_args(Ending)
 
 #: How enqueue.lua is told of a job: a byte for lane, options and what to do where the id is taken; its time.
 SPEC = Struct(">BQ")
+#: How hydrate.lua is: a byte for state, lane and options; its time, revision, attempts and crashes.
+PROMISE = Struct(">BQQHH")
 HAS_OPTIONS, FROM_NOW = 32, 64
 _ON_CONFLICT = {"keep": 0, "replace": 1, "raise": 2}
 
+MAX_COUNT = 0xFFFF  #: of the runs and crashes that a record counts
 MAX_MS = 0xFFFFFFFE  #: largest number of milliseconds that a record holds for a duration
 DUE_TOPICS = 64  #: topics whose streams a promote names unasked
 PER_CALL = 128  #: jobs in one promote, claim or finish: about 2 ms of the server's time
@@ -107,6 +111,30 @@ class Recovered(NamedTuple):
     recovered: int
     buried: int
     next_lease_ms: int | None
+
+
+class Promise(NamedTuple):
+    """
+    A job as its row in the record has it.
+    """
+
+    order: Order  #: with its due_ms
+    revision: int
+    request: bytes  #: of the call that made the revision
+    attempts: int = 0
+    crashes: int = 0
+    cancelled: bool = False
+
+
+class Hydrated(NamedTuple):
+    """
+    What became of a promise: whose revision stands in the store now.
+    """
+
+    key: JobKey
+    word: Literal["created", "replaced", "kept"]
+    revision: int
+    state: JobState
 
 
 class Finish(NamedTuple):
@@ -202,10 +230,7 @@ class Store:
         except BaseException:
             bulk.cancel()
             raise
-        failed = [each for each in answers if isinstance(each, StoreUnavailable | OutcomeUnknown)]
-        if failed and len(failed) == len(answers):
-            raise failed[0]
-        return answers
+        return _unless_all_failed(answers)
 
     def _enqueue_group(self, shard: int) -> Group[tuple[Order, bytes], Placed | DulyError]:
         async def send(batch: list[tuple[Order, bytes]]) -> list[Placed | DulyError]:
@@ -240,6 +265,69 @@ class Store:
             else:
                 placed.append(_placed(order.key, answer))
         return placed
+
+    # -- what a record promised ---------------------------------------------------------------------------
+
+    async def hydrate(self, promises: Iterable[Promise]) -> list[Hydrated | DulyError]:
+        """
+        Take over jobs from their rows; one outcome for each, in their order.
+
+        A job is made where there is none, and replaces one of a lower revision in whatever state: a
+        run of that is told to stop.  One of an equal or higher revision is kept.  No limit refuses it.
+
+        Raises:
+            StoreUnavailable, OutcomeUnknown: What became of every single one.  The same call again is safe.
+        """
+        bulk = Bulk(self._hydrate, self.shards)
+        try:
+            for promise in promises:
+                await bulk.add(self._shard(promise.order.key), promise.order, promise)
+            answers = await bulk.finish()
+        except BaseException:
+            bulk.cancel()
+            raise
+        return _unless_all_failed(answers)
+
+    async def _hydrate(self, shard: int, batch: list[tuple[Order, Promise]]) -> list[Hydrated | DulyError]:
+        topics: dict[str, None] = {}
+        rest: list[Any] = []
+        for order, promise in batch:
+            topics[order.key.topic] = None
+            options = options_of(order)
+            mark = order.lane << 3 | (JobState.cancelled if promise.cancelled else JobState.scheduled)
+            if options:
+                mark |= HAS_OPTIONS
+            counts = min(promise.attempts, MAX_COUNT), min(promise.crashes, MAX_COUNT)
+            head = PROMISE.pack(mark, order.due_ms or 0, promise.revision, *counts)
+            body = () if promise.cancelled else (order.envelope, order.payload)
+            rest += (order.key.member, head, b"".join((promise.request, options, *body)))
+        fixed = {"nonce": new_nonce(), "keep_ms": self.keeping.done_ms, "topic_count": len(topics)}
+        words = await self._run("hydrate", shard, topics, fixed, (*topics, *rest))
+        return [_hydrated(order.key, word) for (order, _), word in zip(batch, words, strict=True)]
+
+    async def forget(self, past: Iterable[tuple[JobKey, int]]) -> list[bool]:
+        """
+        Let go of jobs in whatever state, up to a revision each; False where there was none, or a later one.
+
+        For those whose rows say that they are over.  A run of one is told to stop.
+        """
+        pairs = list(past)
+        highest: dict[JobKey, int] = {}
+        for key, revision in pairs:
+            highest[key] = max(revision, highest.get(key, 0))
+
+        async def send(shard: int, batch: list[JobKey]) -> list[bytes]:
+            topics = dict.fromkeys(key.topic for key in batch)
+            rest: list[Any] = []
+            for key in batch:
+                rest += (key.member, highest[key])
+            fixed = {"nonce": new_nonce(), "topic_count": len(topics)}
+            words: list[bytes] = await self._run("forget", shard, topics, fixed, (*topics, *rest))
+            return words
+
+        keys = list(highest)
+        said = dict(zip(keys, await self._scatter(keys, send), strict=True))
+        return [said[key] == b"forgotten" for key, _ in pairs]
 
     # -- the way to a worker ------------------------------------------------------------------------------
 
@@ -746,6 +834,13 @@ class Store:
         return words
 
 
+def _unless_all_failed(answers: list[Answer | DulyError]) -> list[Answer | DulyError]:
+    failed = [each for each in answers if isinstance(each, StoreUnavailable | OutcomeUnknown)]
+    if failed and len(failed) == len(answers):
+        raise failed[0]
+    return answers
+
+
 def _order_key(item: tuple[Order, bytes]) -> JobKey:
     return item[0].key
 
@@ -786,6 +881,11 @@ def _placed(key: JobKey, answer: bytes) -> Placed | DulyError:
         case "full":
             return QueueFull(f"topic {key.topic} is at its backlog limit; {key} was not stored")
     return Placed(key, word, int(revision), int(float(due_ms)), JobState(int(state)))  # type: ignore[arg-type]
+
+
+def _hydrated(key: JobKey, answer: bytes) -> Hydrated:
+    word, revision, state = answer.decode().split(" ")
+    return Hydrated(key, word, int(revision), JobState(int(state)))  # type: ignore[arg-type]  # as the script says
 
 
 def _moved(key: JobKey, answer: bytes, word: Literal["rescheduled", "requeued"]) -> Placed:

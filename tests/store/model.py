@@ -12,6 +12,7 @@ from duly.job import JobKey, JobState, Lane
 if TYPE_CHECKING:
     from duly.events import Event
     from duly.job import Lease, Order
+    from duly.store import Promise
     from duly.testing import TestClock
 
 LEASE_MS, GRACE_MS, TTR_MS = 15_000, 5_000, 20_000
@@ -226,6 +227,34 @@ class Model:
             del self.rows[key]
         return len(old)
 
+    def hydrate(self, promise: Promise) -> str:
+        order = promise.order
+        old = self.rows.get(order.key)
+        if old and old.revision >= promise.revision:
+            return "kept"
+        word = "replaced" if old else "created"
+        if not promise.cancelled:
+            state = JobState.ready if order.due_ms <= self.now else JobState.scheduled
+            counts = promise.attempts, promise.crashes
+            row = Row(order, state, order.due_ms, promise.revision, *counts, expires=order.expires_ms)
+            row.timed = old is not None or state is JobState.ready or any(counts)
+            self.rows[order.key] = row
+            return word
+        if not old:
+            old = self.rows[order.key] = Row(order, JobState.scheduled, order.due_ms, stub=True)
+            old.attempts, old.crashes = promise.attempts, promise.crashes
+        old.revision = promise.revision
+        if not old.state.ended:
+            self.end(old, JobState.cancelled, b'{"type":"cancelled"}', verb=old.verb)
+        return word
+
+    def forget(self, key: JobKey, revision: int) -> bool:
+        row = self.rows.get(key)
+        if row is None or row.revision > revision:
+            return False
+        del self.rows[key]
+        return True
+
     def end(self, row: Row, state: JobState, outcome: bytes, *, verb: str = "") -> None:
         """
         Reach a state that is final for this revision.
@@ -271,16 +300,22 @@ class Told:
         if event.verb in ("paused", "resumed", "mended"):
             return
         state, revision = self.states.get(key, (None, 0))
-        if event.verb in ("enqueued", "replaced", "requeued", "rescheduled"):
+        if event.verb in ("enqueued", "replaced", "requeued", "rescheduled", "hydrated"):
             assert event.revision > revision
-            assert (event.verb == "enqueued") == (state is None)
+            assert event.verb == "hydrated" or (event.verb == "enqueued") == (state is None)
+        elif event.verb == "cancelled" and (state is None or event.revision > revision):
+            # By a row that was cancelled, which has a revision of its own.
+            assert state is None or not state.ended
         else:
             assert revision == event.revision
-            assert event.verb == "pruned" or not state.ended, f"{key} had ended and was {event.verb}"
+            gone = event.verb in ("pruned", "forgotten")
+            assert gone or not state.ended, f"{key} had ended and was {event.verb}"
         match event.verb:
-            case "pruned":
+            case "pruned" | "forgotten":
                 del self.states[key]
                 return
+            case "hydrated":
+                state = event.state
             case "enqueued" | "replaced":
                 state = JobState.scheduled if event.due_ms > event.at_ms else JobState.ready
             case "recovered":

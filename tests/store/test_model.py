@@ -11,6 +11,7 @@ import asyncio
 import itertools
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -27,10 +28,11 @@ from hypothesis.stateful import (
 
 from duly.errors import Conflict, JobExists, JobNotFound, LeaseLost, QueueFull
 from duly.feed import Feed
+from duly.ids import new_request
 from duly.job import JobKey, JobState, Lane, Order
 from duly.namespace import create
 from duly.services.auditor import Auditor
-from duly.store import Keeping, Store, Want
+from duly.store import Keeping, Promise, Store, Want
 from duly.testing import TestClock
 from tests.servers import Server, binary
 from tests.store import snapshot
@@ -387,6 +389,33 @@ class StoreMachine(RuleBasedStateMachine):
                 self.model.grow(answer.revision)
             else:
                 assert {"gone": JobNotFound, "conflict": Conflict}[word] is type(answer)
+
+    @rule(
+        order=orders(),
+        ahead=st.sampled_from([-1, 0, 1, 50, 50]),
+        counts=st.tuples(st.sampled_from([0, 0, 2]), st.sampled_from([0, 0, 1])),
+        cancelled=st.booleans(),
+        again=st.booleans(),
+    )
+    def hydrate(
+        self, order: Order, ahead: int, counts: tuple[int, int], cancelled: bool, again: bool
+    ) -> None:
+        old = self.model.rows.get(order.key)
+        # Never ahead of the numbers that the store itself gives out: here both of them do.
+        revision = min(old.revision + ahead, self.model.last_number) if old else self.model.last_number // 2
+        revision = max(revision, 1)
+        order = msgspec.structs.replace(order, due_ms=order.due_ms or self.model.now, delay_ms=None)
+        promise = Promise(order, revision, new_request(), *counts, cancelled=cancelled)
+        word = self.model.hydrate(promise)
+        [answer] = self.do(self.store.hydrate([promise]), again=again)
+        row = self.model.rows[order.key]
+        assert ("kept" if again else word, row.revision, row.state) == answer[1:]
+
+    @rule(key=keys, ahead=st.sampled_from([-1, 0, 1]), again=st.booleans())
+    def forget(self, key: JobKey, ahead: int, again: bool) -> None:
+        revision = self.model.rows[key].revision + ahead if key in self.model.rows else 1
+        forgotten = self.model.forget(key, revision)
+        assert [forgotten and not again] == self.do(self.store.forget([(key, revision)]), again=again)
 
     @rule(again=st.booleans())
     def prune(self, again: bool) -> None:

@@ -39,16 +39,7 @@ for at, job in ipairs(fetch(members)) do
     words[at] = string.format('%d %d', job.state, job.revision)
   else
     local topic = topic_of(job.member)
-    if job.state == SCHEDULED then
-      job[DUE] = job[DUE] or tonumber(redis.call('ZSCORE', due, job.member)) or now
-      unscheduled[#unscheduled + 1] = job.member
-    else
-      drop_entry(topic, lane_of(job), job[ENTRY])
-    end
-    if job.state == RUNNING then
-      freed[#freed + 1] = job.member
-      stops[#stops + 1] = job.member .. ' ' .. job[TOKEN]
-    end
+    call_off(job, topic, now)
     finish('cancelled', job, topic, CANCELLED, now, tonumber(keep_ms), '{"type":"' .. reason .. '"}', reason)
     words[at] = string.format('%d %d', job.state, job.revision)
   end

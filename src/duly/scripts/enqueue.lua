@@ -157,15 +157,8 @@ end
 for position, each in ipairs(replacing) do
   local old, at = each.old, each.at
   local topic = topic_of(old.member)
-  if old.state == READY or old.state == RUNNING then drop_entry(topic, lane_of(old), old[ENTRY]) end
-  if old.state == RUNNING then
-    freed[#freed + 1] = old.member
-    stops[#stops + 1] = old.member .. ' ' .. old[TOKEN]
-  end
-  if old.state > RUNNING then revive(old, topic) else count(topic, old.state, -1) end
+  displace(old, topic)
   if old.state == SCHEDULED and each.due <= now_floor then unscheduled[#unscheduled + 1] = old.member end
-  dropped_outcomes[#dropped_outcomes + 1] = old.member
-  dropped_progress[#dropped_progress + 1] = old.member
   local number = fresh_count + position - 1
   local apart = place('replaced', at, topic, each.spec, number, each.due, REPLACED + bit.band(old[MARKS], AWAITED))
   if old.apart and not apart then dropped_bodies[#dropped_bodies + 1] = old.member end

@@ -21,8 +21,10 @@
 -- cost     O(limit * log n)
 
 local now = clock(now_ms)
-local totals = redis.call('HMGET', meta, 'done_bytes', 'dead_bytes')
+local totals = redis.call('HMGET', meta, 'done_bytes', 'dead_bytes', 'recorded_ms')
 local gone, more = {}, '0'
+-- With a record: what ended from here on may not be in its row yet, and only this shard knows how it ended.
+local unrecorded_ms = tonumber(totals[3]) or math.huge
 
 local function collect(index, bytes, max_bytes, removed)
   local found = redis.call('ZRANGE', index, 0, limit - 1, 'WITHSCORES')
@@ -30,8 +32,9 @@ local function collect(index, bytes, max_bytes, removed)
   for at = 1, #found, 2 do members[#members + 1] = found[at] end
   for at, job in ipairs(fetch(members)) do
     if tonumber(found[2 * at]) > now and bytes <= max_bytes then return end
-    removed[#removed + 1] = members[at]
-    if job and job.state > RUNNING then
+    local held = job and job.state > RUNNING and job[ENDED] >= unrecorded_ms
+    if not held then removed[#removed + 1] = members[at] end
+    if job and job.state > RUNNING and not held then
       local record = write(job)
       local weight = weigh(job, record, redis.call('HGET', outcomes, job.member) or '')
       bytes = bytes - weight
@@ -43,7 +46,7 @@ local function collect(index, bytes, max_bytes, removed)
       event('pruned', job.member, record)
     end
   end
-  if #members == tonumber(limit) then more = '1' end
+  if #removed > 0 and #members == tonumber(limit) then more = '1' end
 end
 
 collect(done, tonumber(totals[1]) or 0, tonumber(max_done_bytes), undone)

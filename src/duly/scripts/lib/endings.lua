@@ -62,3 +62,29 @@ local function revive(job, topic)
   dropped_outcomes[#dropped_outcomes + 1] = job.member
   count(topic, job.state, -1)
 end
+
+-- Take a job off its stream; a run of it is told to stop.
+local function take_off(job, topic)
+  if job.state == READY or job.state == RUNNING then drop_entry(topic, lane_of(job), job[ENTRY]) end
+  if job.state == RUNNING then
+    freed[#freed + 1] = job.member
+    stops[#stops + 1] = job.member .. ' ' .. job[TOKEN]
+  end
+end
+
+-- Make room where a job stands, for another revision or for none; `due` and its body are the caller's to tidy.
+local function displace(job, topic)
+  take_off(job, topic)
+  if job.state > RUNNING then revive(job, topic) else count(topic, job.state, -1) end
+  dropped_outcomes[#dropped_outcomes + 1] = job.member
+  dropped_progress[#dropped_progress + 1] = job.member
+end
+
+-- Take an open job out of line for good; to finish it is the caller's.
+local function call_off(job, topic, now_ms)
+  take_off(job, topic)
+  if job.state == SCHEDULED then
+    job[DUE] = job[DUE] or tonumber(redis.call('ZSCORE', due, job.member)) or now_ms
+    unscheduled[#unscheduled + 1] = job.member
+  end
+end

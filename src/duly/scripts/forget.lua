@@ -1,0 +1,53 @@
+#!lua flags=allow-oom
+-- forget: let go of jobs, in whatever state, because the record says that they are over.
+--
+-- moves    any state -> (gone)
+-- uses     clock records changes endings
+-- KEYS     meta      hash    the shard's numbers
+--          topics    hash    counters of topics
+--          jobs      hash    member -> record
+--          bodies    hash    member -> body too long for the record
+--          outcomes  hash    member -> result or error
+--          progress  hash    member -> last reported progress
+--          due       zset    member -> due_ms
+--          leases    zset    member -> lease end
+--          done      zset    succeeded and cancelled -> keep until
+--          dead      zset    dead -> keep until
+--          events    stream  what happened
+--          stop      channel tells workers to stop a run
+--          lanes...  stream  seven keys for each topic, see lib/changes.lua
+-- ARGV     now_ms    '' means the server's clock
+--          nonce     of the event entry
+--          topic_count  how many topics follow
+--          topic...  their names; then for each job, all members distinct: member, highest revision to forget
+-- returns  for each job 'forgotten', 'kept' where its revision is higher, or 'gone' where there is none
+-- cost     O(jobs * log n)
+
+local now = clock(now_ms)
+local named = tonumber(topic_count)
+for at = 1, named do name_topic(ARGV[topic_at + at - 1], at) end
+local first = topic_at + named
+local members, words, gone = {}, {}, {}
+for at = first, #ARGV, 2 do members[#members + 1] = ARGV[at] end
+
+for at, job in ipairs(fetch(members)) do
+  if not job then
+    words[at] = 'gone'
+  elseif job.revision > tonumber(ARGV[first + 2 * at - 1]) then
+    words[at] = 'kept'
+  else
+    local due_ms = job[DUE]
+    if job.state == SCHEDULED then
+      due_ms = due_ms or tonumber(redis.call('ZSCORE', due, job.member)) or now
+      unscheduled[#unscheduled + 1] = job.member
+    end
+    displace(job, topic_of(job.member))
+    if job.apart then dropped_bodies[#dropped_bodies + 1] = job.member end
+    event('forgotten', job.member, write(job), nil, due_ms)
+    gone[#gone + 1] = job.member
+    words[at] = 'forgotten'
+  end
+end
+commit(now, nonce)
+if #gone > 0 then redis.call('HDEL', jobs, unpack(gone)) end
+return words

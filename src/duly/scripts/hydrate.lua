@@ -1,0 +1,110 @@
+#!lua
+-- hydrate: take over jobs from the record, each with the revision that its row has.
+--
+-- moves    (none), or any state at a lower revision -> scheduled or ready; of a cancelled row -> cancelled
+-- uses     clock records changes endings
+-- KEYS     meta      hash    the shard's numbers
+--          topics    hash    counters of topics
+--          jobs      hash    member -> record
+--          bodies    hash    member -> body too long for the record
+--          outcomes  hash    member -> result or error
+--          progress  hash    member -> last reported progress
+--          due       zset    member -> due_ms
+--          leases    zset    member -> lease end
+--          done      zset    succeeded and cancelled -> keep until
+--          dead      zset    dead -> keep until
+--          events    stream  what happened
+--          timer     stream  the earliest due time changed
+--          stop      channel tells workers to stop a run
+--          ended_channel  channel  tells waiters that an awaited job ended
+--          lanes...  stream  seven keys for each topic, see lib/changes.lua
+-- ARGV     now_ms    '' means the server's clock
+--          nonce     of the event entry
+--          keep_ms   how long cancelled jobs are kept
+--          topic_count  how many topics follow
+--          topic...  their names; then for each job, all members distinct: member, promise, request with options
+--                    with body; promise is 1 byte (state of the row, scheduled or cancelled, lane, options or not),
+--                    due_ms 8, revision 8, attempts 2 and crashes 2 bytes
+-- returns  for each job '<word> <revision> <state>' as it stands there now, word one of created replaced kept
+-- cost     O(jobs * log n)
+
+local PROMISE, BEGINNING = '>BI8I8HH', '>BI8'
+
+local now = clock(now_ms)
+local named = tonumber(topic_count)
+for at = 1, named do name_topic(ARGV[topic_at + at - 1], at) end
+local first = topic_at + named
+local members, words = {}, {}
+for at = first, #ARGV, 3 do members[#members + 1] = ARGV[at] end
+local entry = take_numbers(#members)
+
+local function answer_of(word, job)
+  return string.format('%s %d %d', word, job.revision, job.state)
+end
+
+-- What was promised lets no limit refuse it: it counts as accepted since its row was committed.
+local function place(job, old, topic, due_ms, number)
+  if old then
+    job[MARKS] = bit.band(old[MARKS], AWAITED)
+    displace(old, topic)
+  end
+  if due_ms <= now then
+    job.state, job[ENTRY] = READY, number
+    line_up(job.member, topic, lane_of(job), number)
+    if old and old.state == SCHEDULED then unscheduled[#unscheduled + 1] = job.member end
+  else
+    schedule(job.member, due_ms)
+  end
+  -- A record without a run has no place for any of these.
+  if job.state == READY or job[ATTEMPTS] + job[CRASHES] + job[MARKS] > 0 then job[DUE] = due_ms end
+  if #job.body > INLINE_BYTES then
+    put_bodies[#put_bodies + 1] = job.member
+    put_bodies[#put_bodies + 1] = job.body
+    job.body, job.apart = '', true
+  elseif old and old.apart then
+    dropped_bodies[#dropped_bodies + 1] = job.member
+  end
+  count(topic, job.state, 1)
+  keep('hydrated', job.member, write(job), nil, due_ms)
+end
+
+-- The job as it stands then.  A trace is left also where there was none: who still has the open row in hand and
+-- comes late meets the higher revision.
+local function cancel(job, old, topic, due_ms)
+  if old then
+    old.revision, old.request = job.revision, job.request
+    job = old
+  else
+    job[DUE], job[MARKS] = due_ms, BODY_DROPPED
+    count(topic, job.state, 1)
+  end
+  if job.state > RUNNING then
+    put('hydrated', job)
+  else
+    if old then call_off(job, topic, now) end
+    finish('cancelled', job, topic, CANCELLED, now, tonumber(keep_ms), '{"type":"cancelled"}', 'cancelled')
+  end
+  return job
+end
+
+for at, old in ipairs(fetch(members)) do
+  local arg = first + 3 * (at - 1)
+  local mark, due_ms, revision, attempts, crashes = decode(PROMISE, ARGV[arg + 1])
+  local topic = topic_of(members[at])
+  if old and old.revision >= revision then
+    words[at] = answer_of('kept', old)
+  else
+    -- What follows the mark is laid out like a record that waits for its first run.
+    local job = read(members[at], encode(BEGINNING, mark - mark % 8, revision) .. ARGV[arg + 2])
+    job[ATTEMPTS], job[CRASHES] = attempts, crashes
+    if mark % 8 == CANCELLED then
+      job = cancel(job, old, topic, due_ms)
+    else
+      place(job, old, topic, due_ms, entry + at - 1)
+    end
+    words[at] = answer_of(old and 'replaced' or 'created', job)
+  end
+end
+commit(now, nonce)
+wake_topics()
+return words
