@@ -30,7 +30,7 @@ CHANNEL = "duly_relay"  #: PostgreSQL tells other processes here that rows were 
 DRIVERS = {
     "sqlite": ("aiosqlite", "pysqlite"),
     "postgresql": ("psycopg", "psycopg"),
-    "mysql": ("aiomysql", "pymysql"),
+    "mysql": ("asyncmy", "pymysql"),
 }
 _NAMES = {"mariadb": "mysql", "postgres": "postgresql"}
 FORMS = "sqlite:///path/to/file, postgresql://user@host/name or mysql://user@host/name"

@@ -1,0 +1,184 @@
+"""
+The rollback detector: a queue that lost a part of its past is compared before it hands anything out.
+"""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from duly.connection import Link
+from duly.errors import ServerUnsuitable
+from duly.feed import Feed
+from duly.job import JobState
+from duly.record.guard import Guard
+from duly.record.tables import positions
+from duly.store import Store
+from tests.record.kit import REVISION, both, change_row, now_ms, read_rows, row, write_rows
+from tests.servers import Server, binary
+from tests.store.kit import claim
+
+
+@pytest.fixture
+def own_server():
+    server = Server(binary("valkey"), appendfsync="always").start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def queue(own_server, namespace):
+    link = Link(own_server.url)
+    store = Store(link, namespace=namespace)
+    await store.create()
+    yield store
+    await link.aclose()
+
+
+@pytest.fixture
+def guard(database, queue):
+    guard = Guard(database, queue, hint=lambda: None, settle_s=0)
+    queue.agree = guard.agree
+    return guard
+
+
+def due(namespace: str, id_: str, **changes) -> dict:
+    return row(namespace, id_, due_ms=now_ms() - 1, **changes)
+
+
+async def confirm(database, queue) -> None:
+    """
+    Note in the record how far the queue has come.
+    """
+    offset = await Feed(queue).last(0)
+    values = {"namespace": queue.namespace, "shard": 0, **offset._asdict(), "at_ms": now_ms()}
+    await database.write(lambda connection: connection.execute(positions.insert().values(**values)) and None)
+
+
+def snapshot(server: Server) -> None:
+    """
+    Keep what is on the disk now.
+    """
+    shutil.copytree(server.dir / "appendonlydir", server.dir / "kept")
+
+
+def restore(server: Server) -> None:
+    """
+    Start the server again from what was kept.
+    """
+    server.kill()
+    shutil.rmtree(server.dir / "appendonlydir")
+    (server.dir / "kept").rename(server.dir / "appendonlydir")
+    server.start()
+
+
+async def test_a_new_record_lets_the_queue_be_used(database, queue, guard):
+    await guard.agree()
+    await both(database, queue, due(queue.namespace, "a"))
+    assert ["a"] == [lease.key.id for lease in await claim(queue)]
+    assert 1 == guard.generation
+
+
+async def test_a_server_that_kept_everything_goes_on_in_the_same_generation(
+    database, queue, guard, own_server
+):
+    await guard.agree()
+    await both(database, queue, due(queue.namespace, "a"))
+    await confirm(database, queue)
+    own_server.kill()
+    own_server.start()
+    assert ["a"] == [lease.key.id for lease in await claim(queue)]
+    assert 1 == guard.generation
+
+
+async def test_what_ended_after_the_snapshot_does_not_run_again(database, queue, guard, own_server):
+    await guard.agree()
+    await both(database, queue, due(queue.namespace, "a"), due(queue.namespace, "b"))
+    snapshot(own_server)
+    for lease in await claim(queue, limit=1):
+        await queue.ack(lease)
+    await change_row(database, "a", state=JobState.succeeded, ended_ms=now_ms(), changed_ms=now_ms())
+    await confirm(database, queue)
+    restore(own_server)
+    assert ["b"] == [lease.key.id for lease in await claim(queue)]
+    assert 2 == guard.generation
+
+
+async def test_what_was_accepted_after_the_snapshot_is_taken_there_again(database, queue, guard, own_server):
+    await guard.agree()
+    await both(database, queue, due(queue.namespace, "a"))
+    snapshot(own_server)
+    await both(database, queue, due(queue.namespace, "b"))
+    await confirm(database, queue)
+    restore(own_server)
+    await guard.agree()
+    rows = await read_rows(database)
+    assert rows["b"].relay_ms == rows["b"].due_ms
+
+
+async def test_a_loss_that_no_position_shows_is_found_row_by_row(database, queue, guard, own_server):
+    """
+    Positions follow a little later than rows: what lies between is compared job by job.
+    """
+    await guard.agree()
+    await both(database, queue, due(queue.namespace, "a"))
+    await confirm(database, queue)
+    snapshot(own_server)
+    await both(database, queue, due(queue.namespace, "b"))
+    [lease] = await claim(queue, limit=1)
+    await queue.ack(lease)
+    await change_row(database, lease.key.id, state=JobState.succeeded, ended_ms=now_ms(), changed_ms=now_ms())
+    restore(own_server)
+    await guard.agree()
+    assert 1 == guard.generation
+    assert [] == await claim(queue)
+    rows = await read_rows(database)
+    assert rows["b"].relay_ms == rows["b"].due_ms
+
+
+async def test_an_emptied_queue_gets_back_whatever_has_not_ended(database, queue, guard):
+    await guard.agree()
+    await both(database, queue, due(queue.namespace, "open"), due(queue.namespace, "ended"))
+    await change_row(database, "ended", state=JobState.succeeded, ended_ms=now_ms())
+    await queue.link.call("FLUSHALL")
+    await queue.create()
+    await guard.agree()
+    rows = await read_rows(database)
+    assert 2 == guard.generation
+    assert rows["open"].relay_ms == rows["open"].due_ms
+    assert rows["ended"].relay_ms is None
+
+
+async def test_a_revision_that_the_queue_has_already_is_not_overwritten(database, queue, guard, own_server):
+    await guard.agree()
+    await both(database, queue, due(queue.namespace, "a"))
+    await queue.link.call("HDEL", queue.keys[0].fixed["meta"], "server")
+    await guard.agree()
+    [lease] = await claim(queue)
+    assert REVISION == lease.revision
+
+
+async def test_several_compare_at_once_and_raise_the_generation_once(database, queue, guard):
+    await guard.agree()
+    await both(database, queue, due(queue.namespace, "a"))
+    await queue.link.call("FLUSHALL")
+    await queue.create()
+    other = Guard(database, queue, hint=lambda: None, settle_s=0)
+    await guard.agree()
+    await other.agree()
+    assert (2, 2) == (guard.generation, other.generation)
+
+
+async def test_a_queue_of_another_record_is_refused(database, queue, guard):
+    await queue.approve("somebody-elses", 1, "a/b")
+    await write_rows(database, due(queue.namespace, "a"))
+    with pytest.raises(ServerUnsuitable, match="belongs to another record"):
+        await guard.agree()
+
+
+async def test_another_server_behind_the_same_address_is_noticed(queue, guard):
+    await guard.agree()
+    assert not await guard.changed_server()
+    await queue.link.call("HSET", queue.keys[0].fixed["meta"], "server", "another/one")
+    assert await guard.changed_server()
