@@ -11,7 +11,7 @@ import re
 import secrets
 import time
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 import msgspec
 
@@ -107,12 +107,30 @@ def keys_of_environment(environ: Mapping[str, str] = os.environ) -> list[tuple[s
     return found
 
 
+class Keeper(Protocol):
+    """
+    Where keys are kept beside the queue, so that they outlive its memory.
+    """
+
+    async def put(self, id_: str, about: bytes) -> None:
+        """
+        Keep a key.
+        """
+
+    async def drop(self, id_: str) -> None:
+        """
+        Keep a key no longer.
+        """
+
+
 class KeyRing:
     """
     The keys of a namespace, and those that the environment brings.
     """
 
-    def __init__(self, store: Store, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self, store: Store, environ: Mapping[str, str] = os.environ, *, keeper: Keeper | None = None
+    ) -> None:
         """
         Read the environment.
 
@@ -120,6 +138,7 @@ class KeyRing:
             UsageError: ``DULY_API_KEYS`` cannot be read.
         """
         self._store = store
+        self._keeper = keeper
         self._given = keys_of_environment(environ)
         self._known: dict[str, ApiKey] = {}
         self._read_s = -FRESH_S
@@ -143,7 +162,10 @@ class KeyRing:
             int(time.time() * 1000),
             _digest(secret),
         )
-        await self._store.link.call("HSET", self._place, key.id, msgspec.json.encode(key))
+        about = msgspec.json.encode(key)
+        if self._keeper is not None:
+            await self._keeper.put(key.id, about)
+        await self._store.link.call("HSET", self._place, key.id, about)
         self._read_s = -FRESH_S
         return f"duly_{key.id}_{secret}", key
 
@@ -161,6 +183,8 @@ class KeyRing:
         """
         gone = [key for key in await self.all() if id_or_name in (key.id, key.name) and key.digest]
         for key in gone:
+            if self._keeper is not None:
+                await self._keeper.drop(key.id)
             await self._store.link.call("HDEL", self._place, key.id)
         self._read_s = -FRESH_S
         return gone

@@ -8,11 +8,13 @@ import shutil
 
 import pytest
 
+from duly.apikeys import KeyRing
 from duly.connection import Link
 from duly.errors import ServerUnsuitable
 from duly.feed import Feed
 from duly.job import JobState
 from duly.record.guard import Guard
+from duly.record.keys import KeptKeys
 from duly.record.tables import positions
 from duly.store import Store
 from tests.record.kit import REVISION, both, change_row, now_ms, read_rows, row, write_rows
@@ -182,3 +184,23 @@ async def test_another_server_behind_the_same_address_is_noticed(queue, guard):
     assert not await guard.changed_server()
     await queue.link.call("HSET", queue.keys[0].fixed["meta"], "server", "another/one")
     assert await guard.changed_server()
+
+
+async def test_keys_come_back_to_a_queue_that_lost_them_and_revoked_ones_do_not(
+    database, queue, guard, own_server
+):
+    before = KeyRing(queue, {})
+    await before.create("old", ["read"])
+    await guard.agree()
+    ring = KeyRing(queue, {}, keeper=KeptKeys(database, queue.namespace))
+    text, _ = await ring.create("shop", ["enqueue"])
+    await both(database, queue, due(queue.namespace, "a"))
+    snapshot(own_server)
+    await ring.revoke("old")
+    restore(own_server)
+    await guard.agree()
+    assert ["shop"] == [key.name for key in await KeyRing(queue, {}).all()]
+    await queue.link.call("FLUSHALL")
+    await queue.create()
+    await guard.agree()
+    assert await KeyRing(queue, {}).find(text)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from duly.errors import ServerUnsuitable
 from duly.feed import EventsLost, Feed
 from duly.record.crashpoints import crash_point
+from duly.record.keys import KeptKeys
 from duly.record.rules import Difference, Promised, Queued, judge
 from duly.record.soundness import (
     PAGE,
@@ -55,6 +56,7 @@ class Guard:
         self._store = store
         self._hint = hint
         self._settle_s = settle_s
+        self._keys = KeptKeys(database, store.namespace)
         self._one_at_a_time = asyncio.Lock()
 
     async def agree(self) -> None:
@@ -110,6 +112,7 @@ class Guard:
         found = await self._database.read(partial(newest_generation, namespace=namespace))
         if found is None:
             begin = partial(first_generation, namespace=namespace, server_id=server_id, now_ms=_now_ms())
+            await self._keys.adopt(self._store)
             found = await self._database.write(begin)
         return found
 
@@ -139,6 +142,7 @@ class Guard:
         forgotten = await self._recheck(since_ms)
         if forgotten:
             log.critical("the queue held %d jobs as open that have ended: it has forgotten them", forgotten)
+        await self._keys.restore(self._store)
         crash_point("guard.rechecked")
         return generation
 

@@ -1,0 +1,82 @@
+"""
+API keys in the record: a queue that lost its memory must not let everybody in, nor let in who was shut out.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sqlalchemy import delete, select
+
+from duly.record.dialects import insert_absent
+from duly.record.tables import api_keys
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from duly.record.database import Database
+    from duly.store import Store
+
+
+class KeptKeys:
+    """
+    The keys of a namespace as the record has them: only hashes of their secrets.
+    """
+
+    def __init__(self, database: Database, namespace: str) -> None:
+        self._database = database
+        self._namespace = namespace
+
+    async def put(self, id_: str, about: bytes) -> None:
+        """
+        Keep a key.
+        """
+        await self._database.write(partial(_put, namespace=self._namespace, found={id_: about}))
+
+    async def drop(self, id_: str) -> None:
+        """
+        Keep a key no longer.
+        """
+        await self._database.write(partial(_drop, namespace=self._namespace, id_=id_))
+
+    async def adopt(self, store: Store) -> None:
+        """
+        Take over the keys of a queue whose record begins now.
+        """
+        found = await store.link.call("HGETALL", _place(store))
+        pairs = zip(found[::2], found[1::2], strict=True)
+        known = {id_.decode(): about for id_, about in pairs}
+        await self._database.write(partial(_put, namespace=self._namespace, found=known))
+
+    async def restore(self, store: Store) -> None:
+        """
+        Let the queue have the keys of the record, and no others.
+        """
+        kept = await self._database.read(partial(_all, namespace=self._namespace))
+        there = {id_.decode() for id_ in await store.link.call("HKEYS", _place(store))}
+        for id_, about in kept.items():
+            await store.link.call("HSET", _place(store), id_, about)
+        if gone := there - kept.keys():
+            await store.link.call("HDEL", _place(store), *gone)
+
+
+def _place(store: Store) -> str:
+    return store.keys[0].fixed["api_keys"]
+
+
+def _put(connection: Connection, namespace: str, found: dict[str, bytes]) -> None:
+    if found:
+        rows = [{"namespace": namespace, "key": id_, "about": about} for id_, about in found.items()]
+        insert_absent(connection, api_keys, rows)
+
+
+def _drop(connection: Connection, namespace: str, id_: str) -> None:
+    connection.execute(delete(api_keys).where(api_keys.c.namespace == namespace, api_keys.c.key == id_))
+
+
+def _all(connection: Connection, namespace: str) -> dict[str, bytes]:
+    found = connection.execute(
+        select(api_keys.c.key, api_keys.c.about).where(api_keys.c.namespace == namespace)
+    )
+    return {id_: bytes(about) for id_, about in found}
