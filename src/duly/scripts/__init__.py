@@ -17,8 +17,8 @@ from functools import cache
 from importlib.resources import files
 
 NAMES = (
-    "ack approve audit beat bury cancel claim create enqueue extend forget get hydrate pause progress promote "
-    "prune recount recover release requeue reschedule resume retry sweep trim watch"
+    "ack approve audit beat bury cancel claim create enqueue extend forget get hydrate pause progress "
+    "promote prune recount recover release requeue reschedule resume retry sweep trim watch"
 ).split()
 #: What scripts share, in the order in which the parts build on each other.
 PARTS = "clock records changes endings promotion timers".split()
