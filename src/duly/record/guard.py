@@ -14,6 +14,7 @@ from duly.errors import ServerUnsuitable
 from duly.feed import EventsLost, Feed
 from duly.record.crashpoints import crash_point
 from duly.record.keys import KeptKeys
+from duly.record.mending import relay_once_more
 from duly.record.rules import Difference, Promised, Queued, judge
 from duly.record.soundness import (
     PAGE,
@@ -22,7 +23,6 @@ from duly.record.soundness import (
     newest_generation,
     positions_of,
     raise_generation,
-    relay_again,
     was_used,
 )
 from duly.views import Views
@@ -190,8 +190,8 @@ class Guard:
                 if row.ended and _difference(row, job) is Difference.finished
             ]
             forgotten += sum(await self._store.forget(ended))
-            open_ = [row for row in page if not row.ended]
-            await self._database.write(partial(relay_again, namespace=namespace, rows=open_))
+            open_ = [(row.key, row.revision) for row in page if not row.ended]
+            await self._database.write(partial(relay_once_more, namespace=namespace, rows=open_))
             if len(page) < PAGE:
                 return forgotten
             after = page[-1]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sqlalchemy import bindparam, select, tuple_, update
+from sqlalchemy import bindparam, func, select, update
 
 from duly.job import JobKey, JobState, Lane, Order
 from duly.record.dialects import insert_absent
@@ -63,12 +63,25 @@ class Ended(NamedTuple):
 
 def page_of(connection: Connection, namespace: str, after: JobKey | None, limit: int) -> list[SeenRow]:
     """
-    The rows behind *after* in the order of their keys.
+    The rows behind *after* in the order of their keys, of one topic; none where there are no more.
     """
-    where = [jobs.c.namespace == namespace]
+    # Topic by topic: not every database finds what is greater than a pair of columns by its index.
     if after is not None:
-        where.append(tuple_(jobs.c.topic, jobs.c.id) > tuple_(*after))
-    found = connection.execute(select(*_SEEN).where(*where).order_by(jobs.c.topic, jobs.c.id).limit(limit))
+        page = _of_topic(connection, namespace, after.topic, after.id, limit)
+        if page:
+            return page
+    behind = [] if after is None else [jobs.c.topic > after.topic]
+    topic = connection.scalar(select(func.min(jobs.c.topic)).where(jobs.c.namespace == namespace, *behind))
+    return [] if topic is None else _of_topic(connection, namespace, topic, "", limit)
+
+
+def _of_topic(connection: Connection, namespace: str, topic: str, after: str, limit: int) -> list[SeenRow]:
+    found = connection.execute(
+        select(*_SEEN)
+        .where(jobs.c.namespace == namespace, jobs.c.topic == topic, jobs.c.id > after)
+        .order_by(jobs.c.id)
+        .limit(limit)
+    )
     return [_seen(row) for row in found]
 
 
@@ -76,12 +89,16 @@ def rows_of(connection: Connection, namespace: str, keys: Sequence[JobKey]) -> d
     """
     The rows of *keys*, those that there are.
     """
-    if not keys:
-        return {}
-    found = connection.execute(
-        select(*_SEEN).where(jobs.c.namespace == namespace, tuple_(jobs.c.topic, jobs.c.id).in_(keys))
-    )
-    return dict(_seen(row) for row in found)
+    by_topic: dict[str, list[str]] = {}
+    for key in keys:
+        by_topic.setdefault(key.topic, []).append(key.id)
+    found: dict[JobKey, Promised] = {}
+    for topic, ids in by_topic.items():
+        rows = connection.execute(
+            select(*_SEEN).where(jobs.c.namespace == namespace, jobs.c.topic == topic, jobs.c.id.in_(ids))
+        )
+        found |= dict(_seen(row) for row in rows)
+    return found
 
 
 def _seen(row: Any) -> SeenRow:

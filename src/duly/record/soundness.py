@@ -146,22 +146,3 @@ def changed_since(
         Changed(JobKey(topic, id_), revision, JobState(state).ended, changed_ms)
         for topic, id_, revision, state, changed_ms in found
     ]
-
-
-def relay_again(connection: Connection, namespace: str, rows: list[Changed]) -> None:
-    """
-    Have the relay take rows to the queue once more, those that stand as they were.
-    """
-    if not rows:
-        return
-    keys = [(row.key.topic, row.key.id, row.revision) for row in rows]
-    connection.execute(
-        update(jobs)
-        .where(
-            jobs.c.namespace == namespace,
-            tuple_(jobs.c.topic, jobs.c.id, jobs.c.revision).in_(keys),
-            jobs.c.state == JobState.scheduled,
-            jobs.c.relay_ms.is_(None),
-        )
-        .values(relay_ms=jobs.c.due_ms)
-    )
