@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from duly.record.database import Database as RecordDatabase
+from duly.record.schema import migrate
 from tests.databases import MariaDB, PostgreSQL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     from tests.databases import Database
@@ -35,7 +37,10 @@ def mariadb() -> Iterator[Database]:
         database.stop()
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+DATABASES = ["sqlite", "postgresql", "mariadb"]
+
+
+@pytest.fixture(params=DATABASES)
 def record_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """
     An empty database of this test's own.
@@ -47,3 +52,29 @@ def record_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     url = database.fresh()
     yield url
     database.drop(url)
+
+
+@pytest.fixture(params=DATABASES)
+def migrated_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """
+    A database of this test's own, with the tables of a record.
+    """
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/record.db"
+        migrate(url)
+        yield url
+        return
+    database: Database = request.getfixturevalue(request.param)
+    url = database.migrated()
+    yield url
+    database.drop(url)
+
+
+@pytest.fixture
+async def database(migrated_url: str) -> AsyncIterator[RecordDatabase]:
+    """
+    The tables, and a way to them.
+    """
+    database = RecordDatabase(migrated_url)
+    yield database
+    await database.aclose()
