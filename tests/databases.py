@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from duly.record.schema import migrate
+from duly.record.tables import metadata
+
 REMEDY = {
     "postgresql": "apt-get install postgresql (13 or later; its service need not run)",
     "mariadb": "apt-get install mariadb-server-core mariadb-client-core (10.6 or later)",
@@ -113,14 +116,20 @@ class Database:
             self.kill()
         shutil.rmtree(self.dir, ignore_errors=True)
 
-    def fresh(self) -> str:
+    def fresh(self, options: str = "") -> str:
         """
         Make an empty database and return its URL.
         """
         Database.made += 1
         name = f"test_{os.getpid()}_{Database.made}"
-        self._execute(f"CREATE DATABASE {name}")
+        self._execute(f"CREATE DATABASE {name} {options}")
         return self.url(name)
+
+    def migrated(self) -> str:
+        """
+        Make a database with the tables of a record and return its URL.
+        """
+        raise NotImplementedError
 
     def drop(self, url: str) -> None:
         self._execute(self._drop.format(name=url.rpartition("/")[2]))
@@ -150,6 +159,15 @@ class PostgreSQL(Database):
 
     def url(self, name: str) -> str:
         return f"postgresql://duly@127.0.0.1:{self.port}/{name}"
+
+    template = ""
+
+    def migrated(self) -> str:
+        if not self.template:
+            url = self.fresh()
+            migrate(url)
+            self.template = url.rpartition("/")[2]
+        return self.fresh(f"TEMPLATE {self.template}")
 
     def _install(self) -> None:
         initdb = program(self.kind, "initdb")
@@ -203,6 +221,33 @@ class MariaDB(Database):
 
     def url(self, name: str) -> str:
         return f"mysql://root@127.0.0.1:{self.port}/{name}"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._spare: list[str] = []
+        self._in_use: set[str] = set()
+
+    def migrated(self) -> str:
+        """
+        Hand out one whose test is over, emptied: tables in partitions take their time to be made.
+        """
+        if self._spare:
+            url = self._spare.pop()
+        else:
+            url = self.fresh()
+            migrate(url)
+        self._in_use.add(url)
+        return url
+
+    def drop(self, url: str) -> None:
+        if url not in self._in_use:
+            super().drop(url)
+            return
+        self._in_use.remove(url)
+        for table in metadata.sorted_tables:
+            name = f"{url.rpartition('/')[2]}.{table.name}"
+            self._execute(f"DELETE FROM {name}")  # noqa: S608  # a name of ours
+        self._spare.append(url)
 
     def _install(self) -> None:
         install = program(self.kind, "mariadb-install-db")

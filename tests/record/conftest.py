@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from duly.connection import Link
-from duly.record.database import Database
+from duly.record.database import Database as RecordDatabase
 from duly.record.schema import migrate
 from duly.store import Store
 from tests.databases import MariaDB, PostgreSQL
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from tests import databases
+    from tests.databases import Database
     from tests.servers import Server
 
 
 @pytest.fixture(scope="session")
-def postgresql() -> Iterator[databases.Database]:
+def postgresql() -> Iterator[Database]:
     database = PostgreSQL()
     try:
         yield database.start()
@@ -32,7 +32,7 @@ def postgresql() -> Iterator[databases.Database]:
 
 
 @pytest.fixture(scope="session")
-def mariadb() -> Iterator[databases.Database]:
+def mariadb() -> Iterator[Database]:
     database = MariaDB()
     try:
         yield database.start()
@@ -40,7 +40,10 @@ def mariadb() -> Iterator[databases.Database]:
         database.stop()
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+DATABASES = ["sqlite", "postgresql", "mariadb"]
+
+
+@pytest.fixture(params=DATABASES)
 def record_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """
     An empty database of this test's own.
@@ -48,19 +51,34 @@ def record_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/record.db"
         return
-    database: databases.Database = request.getfixturevalue(request.param)
+    database: Database = request.getfixturevalue(request.param)
     url = database.fresh()
     yield url
     database.drop(url)
 
 
+@pytest.fixture(params=DATABASES)
+def migrated_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """
+    A database of this test's own, with the tables of a record.
+    """
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/record.db"
+        migrate(url)
+        yield url
+        return
+    database: Database = request.getfixturevalue(request.param)
+    url = database.migrated()
+    yield url
+    database.drop(url)
+
+
 @pytest.fixture
-async def database(record_url: str) -> AsyncIterator[Database]:
+async def database(migrated_url: str) -> AsyncIterator[RecordDatabase]:
     """
-    A record with tables and no rows.
+    The tables, and a way to them.
     """
-    migrate(record_url)
-    database = Database(record_url)
+    database = RecordDatabase(migrated_url)
     yield database
     await database.aclose()
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import create_engine
@@ -59,6 +61,7 @@ class Database:
             **arguments(self.url),
         )
         tame(self.engine.sync_engine)
+        self._looked = self.name != "sqlite"
         # SQLite has one writer at a time; readers need not queue behind it.
         self._readers = self.engine.execution_options(duly_reads=True)
 
@@ -90,7 +93,18 @@ class Database:
         """
         await self.engine.dispose()
 
+    def _look_for_file(self) -> None:
+        """
+        Say which file cannot be opened, which SQLite does not, before a thread is started to open it.
+        """
+        file = Path(self.url.database or "")
+        if not os.access(file if file.exists() else file.parent, os.R_OK | os.W_OK):
+            raise RecordUnavailable(f"the record cannot be reached: {file} cannot be opened for writing")
+        self._looked = True
+
     async def _repeat(self, engine: AsyncEngine, work: Callable[[Connection], T]) -> T:
+        if not self._looked:
+            self._look_for_file()
         in_doubt = False
         for number in range(1, TRIES + 1):
             attempt = _Attempt(engine)

@@ -4,9 +4,12 @@ Where databases differ: how each is reached, told to behave, and asked for what 
 
 from __future__ import annotations
 
+import importlib
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import event, text
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.mysql import insert as mysql_insert
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
@@ -18,7 +21,7 @@ from duly.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sqlalchemy import Connection, Engine, Table
+    from sqlalchemy import Connection, Dialect, Engine, Table
     from sqlalchemy.engine import URL
     from sqlalchemy.exc import DBAPIError
 
@@ -34,6 +37,8 @@ DRIVERS = {
 }
 _NAMES = {"mariadb": "mysql", "postgres": "postgresql"}
 FORMS = "sqlite:///path/to/file, postgresql://user@host/name or mysql://user@host/name"
+
+_POSTGRESQL: Dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # of SQLAlchemy's own
 
 # What a server says to one of two transactions that wait for each other, or that met: once more.
 _AGAIN = {"40001", "40P01", 1205, 1213}
@@ -92,6 +97,8 @@ def tame(engine: Engine) -> None:
     """
     Have SQLite begin transactions when told to, as a writer: one that began by reading cannot become one.
     """
+    if engine.dialect.name == "mysql":
+        mend_aiomysql()
     if engine.dialect.name != "sqlite":
         return
 
@@ -138,20 +145,46 @@ def insert_absent(connection: Connection, table: Table, rows: Sequence[dict[str,
     """
     Insert those rows whose primary key is free; how many that were, None where the database does not tell.
     """
-    match connection.dialect.name:
-        case "postgresql":
+    match connection.dialect.name, connection.dialect.driver:
+        case "postgresql", "psycopg":
+            # A statement for each row would cost three times as much: one takes them all, column by column.
+            columns = {column.name: [row[column.name] for row in rows] for column in table.columns}
+            return connection.execute(_unnested(table), columns).rowcount
+        case "postgresql", _:
             statement: Any = postgresql_insert(table).on_conflict_do_nothing()
-        case "sqlite":
+        case "sqlite", _:
             statement = sqlite_insert(table).on_conflict_do_nothing()
         case _:
             # Not INSERT IGNORE: it would also let pass what does not fit, and take a lock that has to be
             # widened later, for which two transactions wait in vain.
-            insert = mysql_insert(table)
             column = next(iter(table.primary_key.columns))
-            statement = insert.on_duplicate_key_update({column.name: table.c[column.name]})
+            statement = mysql_insert(table).on_duplicate_key_update({column.name: column})
             connection.execute(statement, rows)
             return None
-    return connection.execute(statement, rows).rowcount
+    return connection.execute(statement.execution_options(preserve_rowcount=True), rows).rowcount
+
+
+@cache
+def _unnested(table: Table) -> Any:
+    names = ", ".join(f'"{column.name}"' for column in table.columns)
+    arrays = ", ".join(
+        f"CAST(:{column.name} AS {column.type.compile(_POSTGRESQL)}[])" for column in table.columns
+    )
+    words = f"INSERT INTO {table.name} ({names}) SELECT * FROM unnest({arrays}) ON CONFLICT DO NOTHING"  # noqa: S608  # of our own tables
+    return text(words).execution_options(preserve_rowcount=True)
+
+
+def mend_aiomysql() -> None:
+    """
+    Give aiomysql 0.3.2 back what PyMySQL 1.2.3 took from it: without it, no bytes can be sent.
+    """
+    module: Any = importlib.import_module("aiomysql.connection")
+    if not callable(module.escape_bytes_prefixed):
+        module.escape_bytes_prefixed = _escape_bytes
+
+
+def _escape_bytes(value: bytes) -> str:
+    return f"_binary X'{value.hex()}'"
 
 
 def notify(connection: Connection, namespace: str) -> None:

@@ -1,0 +1,158 @@
+"""
+A job as a row: what was promised, with the number that Redis takes over.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from duly.job import JobKey, JobState, Lane, Order
+
+if TYPE_CHECKING:
+    from duly.record.clock import Moment
+
+
+class JobRow(NamedTuple):
+    """
+    A row of `duly_jobs`; the fields are its columns, in their order.
+    """
+
+    namespace: str
+    topic: str
+    id: str
+    revision: int
+    request: bytes
+    state: int
+    due_ms: int
+    relay_ms: int | None
+    hydrated: int
+    generation: int
+    lane: int
+    ttr_ms: int
+    expires_ms: int
+    retain_s: int | None
+    max_crashes: int
+    attempts: int
+    crashes: int
+    payload: bytes
+    envelope: bytes
+    outcome: bytes | None
+    accepted_ms: int
+    changed_ms: int
+    started_ms: int | None
+    ended_ms: int | None
+    lateness_ms: int | None
+
+    @property
+    def key(self) -> JobKey:
+        """
+        Which job.
+        """
+        return JobKey(self.topic, self.id)
+
+    @property
+    def ended(self) -> bool:
+        """
+        Whether it says that nothing more happens.
+        """
+        return JobState(self.state).ended
+
+
+def next_revision(last: int = 0) -> int:
+    """
+    The number of a change: the later of its last one plus one and microseconds since 1970.
+
+    By this machine's clock, whatever clock the jobs run on: it only has to grow.
+    """
+    return max(last + 1, time.time_ns() // 1_000)
+
+
+def due_of(order: Order, now: Moment) -> int:
+    """
+    When an order is due that is accepted now, as enqueue.lua would say.
+    """
+    if order.due_ms is not None:
+        # What is past is due now, so that lateness counts from when it was accepted.
+        return max(order.due_ms, now.floor_ms)
+    return now.ceil_ms + order.delay_ms if order.delay_ms else now.floor_ms
+
+
+def row_of(namespace: str, order: Order, request: bytes, now: Moment) -> JobRow:
+    """
+    The row of an order that nobody has promised yet.
+    """
+    due_ms = due_of(order, now)
+    return JobRow(
+        namespace=namespace,
+        topic=order.key.topic,
+        id=order.key.id,
+        revision=next_revision(),
+        request=request,
+        state=JobState.scheduled.value,
+        due_ms=due_ms,
+        relay_ms=due_ms,
+        hydrated=0,
+        generation=0,
+        lane=order.lane.value,
+        ttr_ms=order.ttr_ms,
+        expires_ms=order.expires_ms,
+        retain_s=order.retain_s,
+        max_crashes=order.max_crashes,
+        attempts=0,
+        crashes=0,
+        payload=order.payload,
+        envelope=order.envelope,
+        outcome=None,
+        accepted_ms=now.floor_ms,
+        changed_ms=now.floor_ms,
+        started_ms=None,
+        ended_ms=None,
+        lateness_ms=None,
+    )
+
+
+def order_of(row: JobRow) -> Order:
+    """
+    The order that a row keeps, due when the row says.
+    """
+    return Order(
+        row.key,
+        bytes(row.payload),
+        due_ms=row.due_ms,
+        lane=Lane(row.lane),
+        expires_ms=row.expires_ms,
+        ttr_ms=row.ttr_ms,
+        retain_s=row.retain_s,
+        max_crashes=row.max_crashes,
+        envelope=bytes(row.envelope),
+    )
+
+
+def same(old: JobRow, new: JobRow) -> bool:
+    """
+    Whether two rows promise the same: then a replacement changes nothing.
+    """
+    return _promised(old) == _promised(new)
+
+
+def _promised(row: JobRow) -> tuple[object, ...]:
+    return (
+        row.due_ms,
+        row.lane,
+        row.ttr_ms,
+        row.expires_ms,
+        row.retain_s,
+        row.max_crashes,
+        bytes(row.payload),
+        bytes(row.envelope),
+    )
+
+
+def state_of(row: JobRow, now: Moment) -> JobState:
+    """
+    The state that a row can tell of: what runs is known to Redis alone.
+    """
+    if row.ended:
+        return JobState(row.state)
+    return JobState.ready if row.due_ms <= now.floor_ms else JobState.scheduled

@@ -1,0 +1,285 @@
+"""
+What changes rows: each verb as a plain function of a connection, in a transaction of its caller's.
+
+The rules are those of the scripts of the same names.  A call is told by its `request`: one
+whose commit was not answered is sent again, and finds what it had done.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from sqlalchemy import bindparam, select, update
+
+from duly.errors import Conflict, DulyError, JobExists, JobNotFound
+from duly.job import JobKey, JobState, Placed
+from duly.record.dialects import insert_absent
+from duly.record.rows import JobRow, due_of, next_revision, row_of, same, state_of
+from duly.record.tables import jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from sqlalchemy import Connection
+
+    from duly.job import Order
+    from duly.record.clock import Moment
+
+AT_ONCE = 500  #: ids in one statement
+
+#: What a new revision of a job that has ended, or is replaced, forgets of the one before.
+FORGOTTEN: dict[str, Any] = {
+    "state": JobState.scheduled.value,
+    "attempts": 0,
+    "crashes": 0,
+    "outcome": None,
+    "started_ms": None,
+    "ended_ms": None,
+    "lateness_ms": None,
+}
+
+
+class Wanted(NamedTuple):
+    """
+    An order, and the bytes that tell this call of it from another one.
+    """
+
+    order: Order
+    request: bytes
+
+
+class Written(NamedTuple):
+    """
+    What became of one job: the answer for its caller, and the row if Redis has to hear of it.
+    """
+
+    answer: Placed | DulyError
+    row: JobRow | None = None
+
+
+class Cancelled(NamedTuple):
+    """
+    The state that a row is in now, None if there is none; and the row if Redis has to hear of it.
+    """
+
+    state: JobState | None
+    row: JobRow | None = None
+
+
+def accept(connection: Connection, namespace: str, wanted: Sequence[Wanted], now: Moment) -> list[Written]:
+    """
+    Promise jobs, all with different keys: each new, kept as it was, or in place of an older one with its id.
+    """
+    fresh = [row_of(namespace, order, request, now) for order, request in wanted]
+    # In one order everywhere, so that two transactions with the same keys never wait for each other.
+    in_order = sorted(fresh, key=lambda row: (row.topic, row.id))
+    made = insert_absent(connection, jobs, [row._asdict() for row in in_order])
+    if made == len(fresh):
+        return [_made(row, now) for row in fresh]
+    standing = find(connection, namespace, [row.key for row in fresh], lock=True)
+    return _settle(connection, wanted, fresh, standing, now)
+
+
+def _made(row: JobRow, now: Moment) -> Written:
+    return Written(Placed(row.key, "created", row.revision, row.due_ms, state_of(row, now)), row)
+
+
+def _settle(
+    connection: Connection,
+    wanted: Sequence[Wanted],
+    fresh: Sequence[JobRow],
+    standing: dict[JobKey, JobRow],
+    now: Moment,
+) -> list[Written]:
+    answers: list[Written] = []
+    replaced: list[JobRow] = []
+    for (order, request), row in zip(wanted, fresh, strict=True):
+        old = standing[row.key]
+        if old.request == request:
+            word: Literal["created", "replaced"] = (
+                "created" if old.changed_ms == old.accepted_ms else "replaced"
+            )
+            placed = Placed(row.key, word, old.revision, old.due_ms, state_of(old, now))
+            answers.append(Written(placed, old if old.relay_ms is not None else None))
+        elif order.on_conflict == "raise":
+            state = state_of(old, now).name
+            answers.append(Written(JobExists(f"{row.key} exists already, {state}")))
+        elif order.on_conflict == "keep" or same(old, row):
+            answers.append(Written(Placed(row.key, "kept", old.revision, old.due_ms, state_of(old, now))))
+        else:
+            new = row._replace(
+                revision=next_revision(old.revision),
+                hydrated=old.hydrated,
+                generation=old.generation,
+                accepted_ms=old.accepted_ms,
+                # Never equal: by that, a repeated call tells what it had done.
+                changed_ms=max(now.floor_ms, old.accepted_ms + 1),
+            )
+            replaced.append(new)
+            placed = Placed(new.key, "replaced", new.revision, new.due_ms, state_of(new, now))
+            answers.append(Written(placed, new))
+    _store(connection, replaced)
+    return answers
+
+
+def cancel(
+    connection: Connection,
+    namespace: str,
+    keys: Sequence[JobKey],
+    request: bytes,
+    now: Moment,
+    reason: str = "cancelled",
+) -> list[Cancelled]:
+    """
+    End jobs that have not ended, all with different keys.
+    """
+    standing = find(connection, namespace, keys, lock=True)
+    answers: list[Cancelled] = []
+    changed: list[JobRow] = []
+    for key in keys:
+        old = standing.get(key)
+        if old is None:
+            answers.append(Cancelled(None))
+        elif old.ended:
+            again = old.request == request and old.relay_ms is not None
+            answers.append(Cancelled(JobState(old.state), old if again else None))
+        else:
+            row = old._replace(
+                revision=next_revision(old.revision),
+                request=request,
+                state=JobState.cancelled.value,
+                relay_ms=now.floor_ms,
+                outcome=f'{{"type":"{reason}"}}'.encode(),
+                ended_ms=now.floor_ms,
+                changed_ms=now.floor_ms,
+            )
+            changed.append(row)
+            answers.append(Cancelled(JobState.cancelled, row))
+    _store(connection, changed)
+    return answers
+
+
+def reschedule(
+    connection: Connection,
+    namespace: str,
+    order: Order,
+    request: bytes,
+    now: Moment,
+    revision: int | None = None,
+) -> Written:
+    """
+    Give a job that has not ended the due time of *order*, whose key names it.
+    """
+    key = order.key
+    old = find(connection, namespace, [key], lock=True).get(key)
+    if old is None:
+        return Written(JobNotFound(f"there is no job {key}"))
+    if old.request == request:
+        placed = Placed(key, "rescheduled", old.revision, old.due_ms, JobState.scheduled)
+        return Written(placed, old if old.relay_ms is not None else None)
+    if old.ended or (revision is not None and old.revision != revision):
+        return Written(_conflict(old, now, "rescheduled"))
+    due_ms = due_of(order, now)
+    row = old._replace(
+        revision=next_revision(old.revision),
+        request=request,
+        due_ms=due_ms,
+        relay_ms=due_ms,
+        changed_ms=now.floor_ms,
+    )
+    _store(connection, [row])
+    return Written(Placed(key, "rescheduled", row.revision, due_ms, JobState.scheduled), row)
+
+
+def requeue(
+    connection: Connection,
+    namespace: str,
+    keys: Sequence[JobKey],
+    request: bytes,
+    now: Moment,
+    ended: Collection[JobKey] = (),
+) -> list[Written]:
+    """
+    Run ended jobs again, all with different keys; *ended* are those whose rows have not heard of it yet.
+    """
+    standing = find(connection, namespace, keys, lock=True)
+    answers: list[Written] = []
+    changed: list[JobRow] = []
+    for key in keys:
+        old = standing.get(key)
+        if old is None:
+            answers.append(Written(JobNotFound(f"there is no job {key}")))
+        elif old.request == request:
+            placed = Placed(key, "requeued", old.revision, old.due_ms, JobState.ready)
+            answers.append(Written(placed, old if old.relay_ms is not None else None))
+        elif not old.ended and key not in ended:
+            answers.append(Written(_conflict(old, now, "requeued")))
+        else:
+            row = old._replace(
+                revision=next_revision(old.revision),
+                request=request,
+                due_ms=now.floor_ms,
+                relay_ms=now.floor_ms,
+                expires_ms=0,  # who asks for it again does not mean the old deadline
+                changed_ms=now.floor_ms,
+                **FORGOTTEN,
+            )
+            changed.append(row)
+            answers.append(Written(Placed(key, "requeued", row.revision, row.due_ms, JobState.ready), row))
+    _store(connection, changed)
+    return answers
+
+
+def _conflict(row: JobRow, now: Moment, word: str) -> Conflict:
+    return Conflict(f"{row.key} is {state_of(row, now).name} at revision {row.revision}: it cannot be {word}")
+
+
+# -- rows ---------------------------------------------------------------------------------------------------
+
+
+def find(
+    connection: Connection, namespace: str, keys: Iterable[JobKey], *, lock: bool = False
+) -> dict[JobKey, JobRow]:
+    """
+    The rows of some jobs; with *lock* nobody else changes them until the transaction is over.
+    """
+    by_topic: dict[str, list[str]] = {}
+    for key in sorted(keys):
+        by_topic.setdefault(key.topic, []).append(key.id)
+    found: dict[JobKey, JobRow] = {}
+    statement = _FIND.with_for_update() if lock else _FIND
+    for topic, ids in by_topic.items():
+        # By topic, because not every database finds pairs of columns by its index.
+        for at in range(0, len(ids), AT_ONCE):
+            named = {"namespace_": namespace, "topic_": topic, "ids": ids[at : at + AT_ONCE]}
+            for row in map(JobRow._make, connection.execute(statement, named)):
+                found[row.key] = row
+    return found
+
+
+_FIND = (
+    select(*jobs.c)
+    .where(
+        jobs.c.namespace == bindparam("namespace_"),
+        jobs.c.topic == bindparam("topic_"),
+        jobs.c.id.in_(bindparam("ids", expanding=True)),
+    )
+    .order_by(jobs.c.id)
+)
+_KEY = ("namespace", "topic", "id")
+_STORE = (
+    update(jobs)
+    .where(*(jobs.c[name] == bindparam(f"{name}_") for name in _KEY))
+    .values({column.name: bindparam(column.name) for column in jobs.c if column.name not in _KEY})
+)
+
+
+def _store(connection: Connection, rows: Sequence[JobRow]) -> None:
+    if rows:
+        connection.execute(
+            _STORE,
+            [
+                {f"{name}_" if name in _KEY else name: value for name, value in row._asdict().items()}
+                for row in sorted(rows, key=lambda row: row.key)
+            ],
+        )
