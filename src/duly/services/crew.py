@@ -23,11 +23,14 @@ if TYPE_CHECKING:
     from duly.hooks import Hooks
     from duly.job import Lease
     from duly.middleware import Middleware
+    from duly.record.outcomes import Outcomes
     from duly.services.service import Service
     from duly.settings import Settings
     from duly.store import Store
 
 log = logging.getLogger("duly.crew")
+
+RECORD_S = 5.0  #: how long outcomes may take to get into the record when the process ends
 
 
 class Crew:
@@ -47,7 +50,11 @@ class Crew:
         tracebacks: bool = False,
         middleware: Middleware | None = None,
         worker: type[Worker] = Worker,
+        outcomes: Outcomes | None = None,
     ) -> None:
+        """
+        Prepare: *outcomes* are told to the record, if there is one.
+        """
         self.store = store = make_store()
         self.pulse = Pulse()
         self._stalled = stalled
@@ -66,6 +73,9 @@ class Crew:
             middleware=middleware,
         )
         self.worker.running.meter = hooks.meter
+        self._outcomes = self.worker.running.outcomes = outcomes
+        if outcomes is not None:
+            outcomes.room = self.worker.running.tell_all
         self._duties = Duties(
             store, self._outlooks, settings, name=self.worker.name, claim=self.worker.claim_now
         )
@@ -117,6 +127,8 @@ class Crew:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+                if self._outcomes is not None:
+                    await self._outcomes.finish(RECORD_S)
                 await asyncio.to_thread(heart.stop)
                 await self.store.link.aclose()
 

@@ -8,6 +8,9 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
+from duly.job import JobState
+from duly.outcome import Ack, Buried, RetryLater
+from duly.record.runs import EndedRun
 from duly.store import Want
 
 if TYPE_CHECKING:
@@ -17,8 +20,12 @@ if TYPE_CHECKING:
     from duly.handlers import Handler
     from duly.job import Lease
     from duly.metrics import Metrics
+    from duly.outcome import Outcome
+    from duly.record.outcomes import Outcomes
 
 Why = Literal["", "lost", "timeout", "drain"]
+
+_STORED = frozenset({"acked", "retried", "buried", "released"})
 
 
 class Run:
@@ -34,6 +41,7 @@ class Run:
         "job",
         "lease",
         "member",
+        "outcome",
         "sent_s",
         "slot_held",
         "started_s",
@@ -51,6 +59,7 @@ class Run:
         self.deadline_s = float("inf")
         self.job: CurrentJob | None = None
         self.freed_s = 0.0  #: when it gave its slot back, if somebody measures
+        self.outcome: Outcome | None = None  #: what was decided; None gives it back
         self.verb = ""  #: what was stored of it: acked, retried, buried, released; or fenced
         self.stopped: Why = ""
         self.slot_held = True
@@ -89,13 +98,15 @@ class Running:
     Slots, in total and by topic, and the runs that hold them or whose outcome is on its way.
     """
 
-    def __init__(self, concurrency: int) -> None:
+    def __init__(self, concurrency: int, worker: str = "") -> None:
         self.concurrency = concurrency
+        self.worker = worker  #: whose they are
         self.runs: dict[str, Run] = {}
         self.free = concurrency
         self.suspects = 0
         self._of_topic: dict[str, int] = {}
         self.meter: Metrics | None = None
+        self.outcomes: Outcomes | None = None  #: where the record is told, if there is one
         self._told: list[asyncio.Future[None]] = []  #: who waits for any change
         self._room: asyncio.Future[None] | None = None
 
@@ -154,10 +165,44 @@ class Running:
         self.free_slot(run)
         if self.meter is not None:
             self.meter.ended(run)
+        if self.outcomes is not None and run.verb in _STORED:
+            self.outcomes.put(self._ended(run))
         if self.runs.get(run.member) is run:
             del self.runs[run.member]
         if self._told:
             self.tell()
+
+    def _ended(self, run: Run) -> EndedRun:
+        """
+        What the record is told of a run whose outcome is stored.
+        """
+        lease = run.lease
+        counted, state, outcome = 1, JobState.scheduled, b""
+        match run.outcome:
+            case Ack(result):
+                state, outcome = JobState.succeeded, result
+            case Buried(error):
+                state, outcome = JobState.dead, error
+            case RetryLater(error=error, counted=is_counted):
+                outcome, counted = error, int(is_counted)
+            case None:
+                state, counted = JobState.ready, 0
+        return EndedRun(
+            lease.key,
+            lease.revision,
+            lease.token,
+            run.verb,
+            state,
+            lease.attempt,
+            lease.attempt - 1 + counted,
+            lease.crashes,
+            self.worker,
+            lease.claimed_ms,
+            # By the server's clock, as far as it is known here.
+            lease.claimed_ms + round((time.monotonic() - run.sent_s) * 1000),
+            run.lateness_ms(),
+            outcome,
+        )
 
     def held(self) -> list[Lease]:
         """

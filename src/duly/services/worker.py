@@ -98,7 +98,7 @@ class Worker:
         middleware: Middleware | None = None,
     ) -> None:
         self.name = name or worker_name()
-        self.running = Running(concurrency)
+        self.running = Running(concurrency, self.name)
         self.claimed = 0
         self.finished = 0
         self.fenced = 0
@@ -219,6 +219,8 @@ class Worker:
         return [handler for handler in found if handler is not None]
 
     def _clogged(self) -> bool:
+        if self.running.outcomes is not None and self.running.outcomes.full:
+            return True
         return len(self.running.runs) >= OUTCOMES_PER_SLOT * self.running.concurrency + 100
 
     def _shard_order(self) -> list[int]:
@@ -303,7 +305,7 @@ class Worker:
             if run.stopped == "drain":
                 await self._save(run, None)
                 return
-            outcome = self._decide(run, envelope, answer)
+            run.outcome = outcome = self._decide(run, envelope, answer)
             self.running.free_slot(run)
             if isinstance(outcome, Ack) and not self._hooks.any:
                 # The usual ending, with nobody else to tell.

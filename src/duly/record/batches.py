@@ -1,0 +1,64 @@
+"""
+Many rows changed by one statement, where the database can; the statements are files in `sql`.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sqlalchemy import Connection, TextClause
+
+    from duly.job import JobKey
+
+_HERE = files("duly.record.sql")
+
+
+@cache
+def statement(name: str, dialect: str) -> TextClause:
+    """
+    Read a statement as *dialect* says it.
+    """
+    source = (_HERE / f"{name}.{dialect}.sql").read_text("utf-8")
+    return text(re.sub(r"^--.*\n", "", source, flags=re.MULTILINE))
+
+
+def run_batch(
+    connection: Connection, name: str, fixed: dict[str, Any], rows: Sequence[dict[str, Any]]
+) -> None:
+    """
+    Run a statement for all *rows*, each of another job.
+    """
+    if not rows:
+        return
+    # In one order everywhere, so that two transactions with the same rows seldom wait for each other.
+    rows = sorted(rows, key=lambda row: (row["topic"], row["id"]))
+    match connection.dialect.name:
+        case "postgresql":
+            columns = {column: [row[column] for row in rows] for column in rows[0]}
+            connection.execute(statement(name, "postgresql"), fixed | columns)
+        case "sqlite":
+            # No way to a server: each costs less than putting them into one would.
+            connection.execute(statement(name, "sqlite"), [fixed | row for row in rows])
+        case _:
+            # JSON has no bytes: they travel as base64, here and there.
+            whole = msgspec.json.encode(rows).decode()
+            connection.execute(statement(name, "mysql"), fixed | {"rows": whole})
+
+
+def mark(
+    connection: Connection, namespace: str, given: Iterable[tuple[JobKey, int]], generation: int
+) -> None:
+    """
+    Note that Redis has been given rows at a revision; one that has changed since is left to the next look.
+    """
+    rows = [{"topic": key.topic, "id": key.id, "revision": revision} for key, revision in given]
+    run_batch(connection, "mark", {"namespace": namespace, "generation": generation}, rows)

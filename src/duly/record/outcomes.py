@@ -1,0 +1,177 @@
+"""
+Outcomes on their way to the record: they are committed together, and wait while the database is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from typing import TYPE_CHECKING
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from duly.errors import DulyError
+from duly.record.batches import run_batch
+from duly.record.crashpoints import crash_point
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sqlalchemy import Connection
+
+    from duly.job import JobKey
+    from duly.record.database import Database
+    from duly.record.runs import EndedRun
+
+log = logging.getLogger("duly.outcomes")
+
+MOST, MOST_BYTES = 10_000, 32 * 1024 * 1024  #: that wait, before no more is claimed
+AT_ONCE, AT_ONCE_BYTES = 500, 4 * 1024 * 1024  #: in one transaction
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
+
+#: A run, and the generation of the Redis that it ended in.
+Item = tuple["EndedRun", int]
+
+
+def write_runs(connection: Connection, namespace: str, runs: Sequence[Item]) -> None:
+    """
+    Write what became of runs: once more, it changes nothing.
+
+    A job that is not open any more at the run's revision, or was given to a later Redis, stays as it is.
+    """
+    ends: dict[JobKey, dict[str, object]] = {}
+    counts: dict[JobKey, dict[str, object]] = {}
+    for run, generation in runs:
+        if run.state.ended:
+            ends[run.key] = run.end_row(generation)
+        else:
+            counts[run.key] = run.count_row()
+    fixed = {"namespace": namespace}
+    run_batch(connection, "attempt", fixed, [run.attempt_row() for run, _ in runs if run.token])
+    run_batch(connection, "count", fixed, list(counts.values()))
+    run_batch(connection, "end", fixed, list(ends.values()))
+
+
+class Outcomes:
+    """
+    A bounded queue of ended runs, emptied by one task as fast as the database takes them.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        namespace: str,
+        *,
+        generation: Callable[[], int | None],
+        most: int = MOST,
+        room: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Prepare: *room* is called when there is room again after there was none.
+        """
+        self.room = room
+        self._database = database
+        self._namespace = namespace
+        self._generation = generation
+        self._most = most
+        self._waiting: deque[Item] = deque()
+        self._bytes = 0
+        self._known = 0  #: the last generation that was found sound
+        self._sender: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def full(self) -> bool:
+        """
+        Whether so much waits for the database that no more work should be begun.
+        """
+        return len(self._waiting) >= self._most or self._bytes >= MOST_BYTES
+
+    def put(self, run: EndedRun) -> None:
+        """
+        Take over what became of a run; the store has said ok to it.
+        """
+        crash_point("outcome.acked")
+        self._known = self._generation() or self._known
+        self._waiting.append((run, self._known))
+        self._bytes += run.size
+        if self._sender is None:
+            self._sender = asyncio.get_running_loop().create_task(self._send_all())
+
+    async def finish(self, within_s: float) -> int:
+        """
+        Wait until everything is committed, at most *within_s*; how many are not, and left to the events.
+        """
+        if self._sender is not None:
+            await asyncio.wait([self._sender], timeout=within_s)
+        if self._sender is not None:
+            self._sender.cancel()
+            log.warning("%d outcomes are not in the record; the events of Redis tell them", len(self))
+        return len(self)
+
+    async def _send_all(self) -> None:
+        try:
+            while self._waiting:
+                was_full = self.full
+                await self._send(self._next_batch())
+                if was_full and not self.full:
+                    self.room()
+        finally:
+            self._sender = None
+
+    def _next_batch(self) -> list[Item]:
+        batch: list[Item] = []
+        size = 0
+        for item in self._waiting:
+            size += item[0].size
+            if batch and (len(batch) >= AT_ONCE or size > AT_ONCE_BYTES):
+                break
+            batch.append(item)
+        return batch
+
+    async def _send(self, batch: list[Item]) -> None:
+        """
+        Commit a batch, however long the database is away; only then it leaves the queue.
+        """
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                await self._write(batch)
+            except DulyError as error:
+                log.warning("%d outcomes not in the record yet: %s", len(self), error)
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                continue
+            except SQLAlchemyError:
+                await self._write_singly(batch)
+            break
+        for run, _ in batch:
+            self._waiting.popleft()
+            self._bytes -= run.size
+
+    async def _write(self, batch: list[Item]) -> None:
+        def work(connection: Connection) -> None:
+            write_runs(connection, self._namespace, batch)
+            crash_point("outcome.written")
+
+        await self._database.write(work)
+        crash_point("outcome.committed")
+
+    async def _write_singly(self, batch: list[Item]) -> None:
+        """
+        Find out which one the database does not take: it must not hold up the others.
+        """
+        for item in batch:
+            try:
+                await self._write([item])
+            except SQLAlchemyError as error:
+                # Named, without what the database says: that may quote the outcome.
+                log.error(  # noqa: TRY400  # as above
+                    "the record does not take the outcome of %s (%s); Redis keeps it",
+                    item[0].key,
+                    type(error).__name__,
+                )

@@ -1,0 +1,309 @@
+"""
+The relay: brings committed rows to Redis, straight after the commit or by a regular look at what is due.
+
+Any number of relays may run at once: Redis keeps the highest revision that it has seen, so that
+to bring a row twice, or late, changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
+
+from duly.errors import DulyError, RecordUnavailable
+from duly.job import JobState
+from duly.record.batches import mark
+from duly.record.clock import Clock
+from duly.record.crashpoints import crash_point
+from duly.record.database import ANSWERS_WITHIN_S, first_line
+from duly.record.notices import Notices
+from duly.record.rows import JobRow, order_of
+from duly.record.tables import jobs
+from duly.store import Promise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sqlalchemy import Connection
+
+    from duly.job import JobKey
+    from duly.record.database import Database
+    from duly.store import Store
+
+log = logging.getLogger("duly.relay")
+
+PUSH_S = 2.0  #: how long the caller of an enqueue may have to wait for Redis
+AWAY_S = 2.0  #: how long nothing is pushed to a Redis that did not answer, unless a look finds it back
+SCAN_S = 1.0  #: how often a relay looks, whatever it was told
+LINGER_S = 0.05  #: how long marks wait for others: what ends meanwhile needs none
+FEWEST, MOST = 20, 500  #: rows in one look
+LOOK_BYTES = 4 * 1024 * 1024  #: what they may weigh together, as far as the last look tells
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
+
+
+def promise_of(row: JobRow) -> Promise:
+    """
+    What Redis is told of a row that is open or cancelled.
+    """
+    cancelled = row.state == JobState.cancelled
+    return Promise(order_of(row), row.revision, bytes(row.request), row.attempts, row.crashes, cancelled)
+
+
+class Relay:
+    """
+    Brings rows to Redis.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        store: Store,
+        *,
+        horizon_ms: int,
+        generation: Callable[[], int | None],
+        clock: Clock | None = None,
+        scan_s: float = SCAN_S,
+    ) -> None:
+        """
+        Prepare: *generation* tells which one Redis belongs to, or None while nobody has found it sound.
+
+        Until then nothing is brought; what is due later than *horizon_ms* from now is not, either.
+        """
+        self.every_s = 0.0  #: it waits by itself
+        self._database = database
+        self._store = store
+        self._horizon_ms = horizon_ms
+        self._generation = generation
+        self._clock = clock or Clock(store)
+        # What comes within the horizon must be seen well before it is due.
+        self._scan_s = min(scan_s, horizon_ms / 4000)
+        self._limit = 100
+        self._away_until_s = 0.0
+        self._hinted = asyncio.Event()
+        self._marks: dict[JobKey, tuple[int, int]] = {}
+        self._marker: asyncio.Task[None] | None = None
+        self._notices = (
+            Notices(database, store.namespace, self.hint) if database.name == "postgresql" else None
+        )
+
+    # -- straight after a commit --------------------------------------------------------------------------
+
+    async def push(self, rows: Sequence[JobRow]) -> bool:
+        """
+        Bring rows that were just committed; False if some of them are left to the next look.
+
+        Never raises because Redis is away: what is committed is promised, and the relay follows up.
+        """
+        generation = self._generation()
+        limit_ms = self._clock.now().floor_ms + self._horizon_ms
+        near = [row for row in rows if row.state == JobState.cancelled or row.due_ms < limit_ms]
+        if not near:
+            return True
+        crash_point("push.committed")
+        if generation is None or time.monotonic() < self._away_until_s:
+            return False
+        try:
+            async with asyncio.timeout(PUSH_S):
+                given = await self._bring(near)
+        except (DulyError, TimeoutError) as error:
+            # Nobody else waits for what does not answer.
+            self._away_until_s = time.monotonic() + AWAY_S
+            log.warning("%d committed jobs are not in Redis yet: %s", len(near), str(error) or "no answer")
+            self.hint()
+            return False
+        crash_point("push.hydrated")
+        self._mark_soon(given, generation)
+        return len(given) == len(near)
+
+    async def _bring(self, rows: Sequence[JobRow]) -> list[tuple[JobKey, int]]:
+        """
+        Tell Redis of rows; the answer is what it has taken, or has at a higher revision.
+        """
+        over = [row for row in rows if row.ended and row.state != JobState.cancelled]
+        told = [row for row in rows if not row.ended or row.state == JobState.cancelled]
+        answers = await self._store.hydrate(map(promise_of, told)) if told else []
+        given = [
+            (row.key, row.revision)
+            for row, answer in zip(told, answers, strict=True)
+            if not isinstance(answer, DulyError)
+        ]
+        if over:
+            past = [(row.key, row.revision) for row in over]
+            await self._store.forget(past)
+            given += past
+        self._away_until_s = 0.0
+        return given
+
+    # -- marks --------------------------------------------------------------------------------------------
+
+    def _mark_soon(self, given: Sequence[tuple[JobKey, int]], generation: int) -> None:
+        for key, revision in given:
+            self._marks[key] = (revision, generation)
+        if self._marks and self._marker is None:
+            self._marker = asyncio.get_running_loop().create_task(self._mark_all())
+
+    async def _mark_all(self) -> None:
+        try:
+            while self._marks:
+                await asyncio.sleep(LINGER_S)
+                await self._mark_some()
+        except DulyError as error:
+            # The next look finds these rows, and Redis says that it has them.
+            self._marks.clear()
+            log.warning("could not mark rows that Redis has: %s", error)
+        finally:
+            self._marker = None
+
+    async def _mark_some(self) -> None:
+        batch = [(key, self._marks.pop(key)) for key in list(self._marks)[:MOST]]
+        by_generation: dict[int, list[tuple[JobKey, int]]] = {}
+        for key, (revision, generation) in batch:
+            by_generation.setdefault(generation, []).append((key, revision))
+
+        def work(connection: Connection) -> None:
+            for generation, given in by_generation.items():
+                mark(connection, self._store.namespace, given, generation)
+            crash_point("mark.written")
+
+        await self._database.write(work)
+        crash_point("mark.committed")
+
+    async def settle(self) -> None:
+        """
+        Wait until what was pushed is marked, or cannot be.
+        """
+        while self._marker is not None:
+            await asyncio.wait([self._marker])
+
+    # -- by regular look ----------------------------------------------------------------------------------
+
+    def hint(self) -> None:
+        """
+        Say that rows were committed: the relay looks at once.
+        """
+        self._hinted.set()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """
+        Look for rows until *stop* is set, however long Redis or the database is away.
+        """
+        stopped = asyncio.get_running_loop().create_task(stop.wait())
+        stopped.add_done_callback(lambda _: self.hint())
+        listening = asyncio.get_running_loop().create_task(self.listen())
+        pause_s = FIRST_PAUSE_S
+        try:
+            while not stop.is_set():
+                try:
+                    await self.run_once()
+                except DulyError as error:
+                    log.warning("relay: %s; trying again in %.1f s", error, pause_s)
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(stop.wait(), pause_s * random.uniform(0.5, 1.0))
+                    pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                else:
+                    pause_s = FIRST_PAUSE_S
+            await self.settle()
+        finally:
+            stopped.cancel()
+            listening.cancel()
+            await asyncio.gather(stopped, listening, return_exceptions=True)
+
+    async def listen(self) -> None:
+        """
+        Be told by the database of what other processes commit, where it can; for ever.
+        """
+        if self._notices is not None:
+            await self._notices.listen()
+
+    async def run_once(self) -> int:
+        """
+        Bring one look's worth of rows; where there were few, wait for a hint or for a while first.
+
+        Raises:
+            DulyError: Redis or the database is away.
+        """
+        brought = await self.look()
+        if not brought:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._hinted.wait(), self._scan_s)
+        return brought
+
+    async def look(self) -> int:
+        """
+        Bring rows whose time is near, soonest first, at most one look's worth; how many that were.
+
+        Raises:
+            DulyError: Redis or the database is away.
+        """
+        generation = self._generation()
+        # What is committed from here on hints anew.
+        self._hinted.clear()
+        if generation is None:
+            return 0
+        with suppress(DulyError):
+            await self._clock.look()
+        if self._database.name == "sqlite":
+            return await self._look_freely(generation)
+        try:
+            async with asyncio.timeout(ANSWERS_WITHIN_S):
+                return await self._look_alone(generation)
+        except (SQLAlchemyError, OSError, TimeoutError) as error:
+            raise RecordUnavailable(f"the record cannot be reached: {first_line(error)}") from error
+
+    async def _look_freely(self, generation: int) -> int:
+        """
+        Where rows cannot be locked: a second relay may do the same, in vain.
+        """
+        rows = await self._database.read(self._select)
+        crash_point("relay.selected")
+        if not rows:
+            return 0
+        given = await self._bring(rows)
+        crash_point("relay.hydrated")
+
+        def work(connection: Connection) -> None:
+            mark(connection, self._store.namespace, given, generation)
+            crash_point("relay.marked")
+
+        await self._database.write(work)
+        crash_point("relay.committed")
+        return len(given)
+
+    async def _look_alone(self, generation: int) -> int:
+        """
+        With the rows locked until they are marked, so that no other relay takes them up.
+        """
+        async with self._database.engine.connect() as connection:
+            rows = await connection.run_sync(self._select)
+            crash_point("relay.selected")
+            if not rows:
+                return 0
+            given = await self._bring(rows)
+            crash_point("relay.hydrated")
+            await connection.run_sync(mark, self._store.namespace, given, generation)
+            crash_point("relay.marked")
+            await connection.commit()
+        crash_point("relay.committed")
+        return len(given)
+
+    def _select(self, connection: Connection) -> list[JobRow]:
+        limit_ms = self._clock.now().floor_ms + self._horizon_ms
+        statement = (
+            select(jobs)
+            .where(jobs.c.namespace == self._store.namespace, jobs.c.relay_ms < limit_ms)
+            .order_by(jobs.c.relay_ms)
+            .limit(self._limit)
+            .with_for_update(skip_locked=True)
+        )
+        rows = [JobRow(*row) for row in connection.execute(statement)]
+        if rows:
+            each = sum(len(row.payload) + len(row.envelope) for row in rows) / len(rows)
+            self._limit = max(FEWEST, min(MOST, int(LOOK_BYTES / (each + 1))))
+        return rows
