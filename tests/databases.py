@@ -11,6 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -244,6 +245,7 @@ class MariaDB(Database):
             super().drop(url)
             return
         self._in_use.remove(url)
+        self._part(url.rpartition("/")[2])
         for table in metadata.sorted_tables:
             name = f"{url.rpartition('/')[2]}.{table.name}"
             self._execute(f"DELETE FROM {name}")  # noqa: S608  # a name of ours
@@ -288,6 +290,19 @@ class MariaDB(Database):
         except pymysql.err.OperationalError:
             return False
         return True
+
+    def _part(self, name: str) -> None:
+        """
+        Part with whoever is still connected: left behind by the test that is over, and holding locks.
+        """
+        import pymysql
+
+        with pymysql.connect(host="127.0.0.1", port=self.port, user="root", autocommit=True) as connection:
+            cursor = connection.cursor()
+            cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", name)
+            for (number,) in cursor.fetchall():
+                with suppress(pymysql.err.OperationalError):  # gone by itself
+                    cursor.execute("KILL %s", number)
 
     def _execute(self, sql: str) -> None:
         import pymysql

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from duly.middleware import AroundEnqueue, AroundHandler
     from duly.namespace import ServerFacts
     from duly.newjob import Options
+    from duly.record.record import Record
+    from duly.record.sessions import AnySession
     from duly.remote.store import RemoteStore
 
 log = logging.getLogger("duly")
@@ -90,6 +92,7 @@ class Duly:
         self.must_exist = False  #: refuse a namespace that is not there, instead of making it
         self._server: EmbeddedServer | None = None
         self._store: Store | RemoteStore | None = None
+        self._record: Record | None = None
         self._waiters: Waiters | RemoteWaiters | None = None
         self._now: Callable[[], int] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -203,18 +206,33 @@ class Duly:
     # -- sending ------------------------------------------------------------------------------------------
 
     @overload
-    async def enqueue(self, job: NewJob[R], **options: Unpack[Options]) -> JobHandle[R]: ...
+    async def enqueue(
+        self, job: NewJob[R], *, session: AnySession | None = None, **options: Unpack[Options]
+    ) -> JobHandle[R]: ...
 
     @overload
     async def enqueue(
-        self, job: str, payload: object = None, **options: Unpack[Options]
+        self,
+        job: str,
+        payload: object = None,
+        *,
+        session: AnySession | None = None,
+        **options: Unpack[Options],
     ) -> JobHandle[Any]: ...
 
     async def enqueue(
-        self, job: NewJob[R] | str, payload: object = None, **options: Unpack[Options]
+        self,
+        job: NewJob[R] | str,
+        payload: object = None,
+        *,
+        session: AnySession | None = None,
+        **options: Unpack[Options],
     ) -> JobHandle[R] | JobHandle[Any]:
         """
         Promise to run a job; by name for senders that lack the handler's code.
+
+        With a *session* of SQLAlchemy on the record's database the promise is part of its transaction: its
+        commit makes it, and a rollback leaves nothing of it.
 
         Raises:
             UsageError: Something about it is wrong; nothing was sent.
@@ -227,13 +245,16 @@ class Duly:
             job = job.options(**options)
         job = self.middleware.inherit(job)
         if self.middleware.around_enqueue():
-            return await self.middleware.send(job, self._send)
-        return await self._send(job)
+            return await self.middleware.send(job, partial(self._send, session=session))
+        return await self._send(job, session=session)
 
-    async def _send(self, job: NewJob[Any]) -> JobHandle[Any]:
+    async def _send(self, job: NewJob[Any], *, session: AnySession | None = None) -> JobHandle[Any]:
         order = self._order(job)
         try:
-            placed = await (await self.queue()).enqueue(order)
+            if session is None:
+                placed = await (await self.queue()).enqueue(order)
+            else:
+                placed = await (await self.record()).enqueue(order, session=session)
         except OutcomeUnknown as error:
             if job.id is not None:
                 raise
@@ -244,16 +265,19 @@ class Duly:
             self.hooks.meter.enqueued(placed.key.topic, placed.word)
         return JobHandle(self, placed.key, placed)
 
-    async def enqueue_many(self, jobs: Iterable[NewJob[Any]]) -> list[JobHandle[Any] | DulyError]:
+    async def enqueue_many(
+        self, jobs: Iterable[NewJob[Any]], *, session: AnySession | None = None
+    ) -> list[JobHandle[Any] | DulyError]:
         """
         Promise any number of jobs; one outcome for each, in their order.  A wrong one is an outcome, too.
 
         *jobs* may be made on the way: they are taken as they are sent, a few hundred at a time.
+        With a *session* they are part of its transaction, see `enqueue`.
         """
         if CURRENT.get(None) is not None:
             jobs = map(self.middleware.inherit, jobs)
         if self.middleware.around_enqueue():
-            return await self._send_many_through(jobs)
+            return await self._send_many_through(jobs, session)
         outcomes: list[Any] = []
         positions: list[int] = []
 
@@ -269,7 +293,10 @@ class Duly:
                     outcomes.append(None)
                     yield order
 
-        answers = await (await self.queue()).enqueue_many(orders())
+        if session is None:
+            answers = await (await self.queue()).enqueue_many(orders())
+        else:
+            answers = await (await self.record()).enqueue_many(orders(), session=session)
         for position, answer in zip(positions, answers, strict=True):
             outcomes[position] = (
                 answer if isinstance(answer, DulyError) else JobHandle(self, answer.key, answer)
@@ -282,19 +309,26 @@ class Duly:
                 self.hooks.meter.enqueued(topic, word, count)
         return outcomes
 
-    async def _send_many_through(self, jobs: Iterable[NewJob[Any]]) -> list[JobHandle[Any] | DulyError]:
+    async def _send_many_through(
+        self, jobs: Iterable[NewJob[Any]], session: AnySession | None
+    ) -> list[JobHandle[Any] | DulyError]:
         """
         Send each job through the middleware, many at once: they leave together all the same.
         """
         outcomes: list[JobHandle[Any] | DulyError] = []
+        if session is not None:
+            # A session does one thing at a time.
+            return [await self._send_through(job, session) for job in jobs]
         ahead = iter(jobs)
         while batch := list(islice(ahead, BATCH)):
             outcomes += await asyncio.gather(*(self._send_through(job) for job in batch))
         return outcomes
 
-    async def _send_through(self, job: NewJob[Any]) -> JobHandle[Any] | DulyError:
+    async def _send_through(
+        self, job: NewJob[Any], session: AnySession | None = None
+    ) -> JobHandle[Any] | DulyError:
         try:
-            return await self.middleware.send(job, self._send)
+            return await self.middleware.send(job, partial(self._send, session=session))
         except DulyError as error:
             return error
         except Exception as error:  # noqa: BLE001  # whatever it was refused with, the others are sent
@@ -524,27 +558,70 @@ class Duly:
             ServerUnsuitable, LayoutMismatch: It does not fit.
         """
         self._need_server()
-        queue = await self.queue()
-        assert isinstance(queue, Store)  # noqa: S101  # the URL says so
-        return queue
+        backend = await self._backend()
+        assert isinstance(backend, Store)  # noqa: S101  # the URL says so
+        return backend
 
-    async def queue(self) -> Store | RemoteStore:
+    async def queue(self) -> Store | RemoteStore | Record:
         """
-        What takes jobs and moves them: the connected store, or the HTTP service that the URL names.
+        What takes jobs and moves them: the record if there is one, else the connected store, or the HTTP
+        service that the URL names.
 
         Raises:
             StoreUnavailable: It cannot be reached or started.
             ServerUnsuitable, LayoutMismatch: It does not fit.
         """
+        backend = await self._backend()
+        return self._record or backend
+
+    async def record(self) -> Record:
+        """
+        The connected record.
+
+        Raises:
+            UsageError: There is none.
+            StoreUnavailable, RecordUnavailable: Server or database cannot be reached.
+            ServerUnsuitable, LayoutMismatch: One of them does not fit.
+        """
+        await self._backend()
+        if self._record is None:
+            raise UsageError("there is no record: Duly(…, record='postgresql://…'), or DULY_RECORD")
+        return self._record
+
+    async def _backend(self) -> Store | RemoteStore:
         loop = asyncio.get_running_loop()
         if self._store is not None and self._loop is loop:
             return self._store
         if self._connecting is None or self._loop is not loop:
-            self._loop, self._store, self._waiters, self._connecting = loop, None, None, asyncio.Lock()
+            self._loop, self._connecting = loop, asyncio.Lock()
+            self._store = self._record = self._waiters = None
         async with self._connecting:
             if self._store is None:
-                self._store = await self._connect()
+                store = await self._connect()
+                if isinstance(store, Store) and self.settings.record is not None:
+                    self._record = await self._open_record(store, self.settings.record)
+                self._store = store
         return self._store
+
+    async def _open_record(self, store: Store, url: str) -> Record:
+        try:
+            from duly.record.database import Database  # noqa: PLC0415  # packages that need not be there
+            from duly.record.record import Record  # noqa: PLC0415  # as above
+        except ImportError as error:
+            await store.link.aclose()
+            raise UsageError(f"a record needs {error.name}: pip install 'duly[record]'") from error
+        try:
+            record = Record(Database(url), store)
+        except BaseException:
+            await store.link.aclose()
+            raise
+        try:
+            await record.open()
+        except BaseException:
+            await record.aclose()
+            await store.link.aclose()
+            raise
+        return record
 
     async def _connect(self) -> Store | RemoteStore:
         if self.settings.remote:
@@ -593,7 +670,9 @@ class Duly:
         The same app, handlers and settings, with no connections yet.
         """
         other = copy.copy(self)
-        vars(other).update(_server=None, _store=None, _waiters=None, _loop=None, _connecting=None)
+        vars(other).update(
+            _server=None, _store=None, _record=None, _waiters=None, _loop=None, _connecting=None
+        )
         del other.sync  # whose loop holds the copy: it would never be without a user
         return other
 
@@ -633,16 +712,16 @@ class Duly:
         """
         Read-only questions to the store.
         """
-        queue = await self.queue()
-        return Views(queue) if isinstance(queue, Store) else RemoteViews(queue.link)
+        backend = await self._backend()
+        return Views(backend) if isinstance(backend, Store) else RemoteViews(backend.link)
 
     async def waiters(self) -> Waiters | RemoteWaiters:
         """
         Who waits for jobs to end.
         """
-        queue = await self.queue()
+        backend = await self._backend()
         if self._waiters is None:
-            self._waiters = Waiters(queue) if isinstance(queue, Store) else RemoteWaiters(queue.link)
+            self._waiters = Waiters(backend) if isinstance(backend, Store) else RemoteWaiters(backend.link)
         return self._waiters
 
     @property
@@ -663,7 +742,7 @@ class Duly:
             msg = "the app is connected: close it first, with `await app.aclose()`"
             raise UsageError(msg)
         # What is left of a loop that was closed under it went with that loop.
-        self._store = self._waiters = self._loop = self._connecting = None
+        self._store = self._record = self._waiters = self._loop = self._connecting = None
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -678,9 +757,7 @@ class Duly:
         """
         Connect anew and check the server again, for instance after it was emptied.
         """
-        if self._store is not None:
-            await self._store.link.aclose()
-            self._store = None
+        await self._disconnect()
         await self.queue()
 
     async def aclose(self) -> None:
@@ -690,12 +767,18 @@ class Duly:
         if self._waiters is not None:
             await self._waiters.aclose()
             self._waiters = None
-        if self._store is not None:
-            await self._store.link.aclose()
-            self._store = None
+        await self._disconnect()
         if self._server is not None:
             await asyncio.to_thread(self._server.close)
             self._server = None
+
+    async def _disconnect(self) -> None:
+        if self._record is not None:
+            await self._record.aclose()
+            self._record = None
+        if self._store is not None:
+            await self._store.link.aclose()
+            self._store = None
 
 
 def _ensure(server: EmbeddedServer) -> Callable[[], Awaitable[None]]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from duly.app import Duly
     from duly.backoff import Seconds
+    from duly.record.sessions import AnySession
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -71,29 +72,44 @@ class JobHandle(Generic[R_co]):
             JobNotFound: It was pruned, or never was.
         """
         job = await (await self._app.views()).get(self.key)
+        if job is None and self._app.settings.record is not None:
+            # Far ahead, or over for long: only the record knows of it.
+            job = await (await self._app.record()).get(self.key)
         if job is None:
             msg = f"there is no job {self.key}: it was pruned, or never was"
             raise JobNotFound(msg)
         return job
 
-    async def cancel(self) -> JobState:
+    async def cancel(self, *, session: AnySession | None = None) -> JobState:
         """
         End it, also while it runs; the state that it is in now, which is another one if it had ended before.
+
+        With a *session*, once that is committed, see `Duly.enqueue`.
 
         Raises:
             JobNotFound: It was pruned, or never was.
         """
-        [state] = await (await self._app.queue()).cancel([self.key])
+        if session is None:
+            [state] = await (await self._app.queue()).cancel([self.key])
+        else:
+            [state] = await (await self._app.record()).cancel([self.key], session=session)
         if state is None:
             msg = f"there is no job {self.key}: it was pruned, or never was"
             raise JobNotFound(msg)
         return state
 
     async def reschedule(
-        self, *, delay: Seconds | None = None, due_at: datetime | None = None, revision: int | None = None
+        self,
+        *,
+        delay: Seconds | None = None,
+        due_at: datetime | None = None,
+        revision: int | None = None,
+        session: AnySession | None = None,
     ) -> Placed:
         """
         Give it another due time, if it has not started, and where *revision* is said, is still at that one.
+
+        With a *session*, once that is committed; a run that has begun by then is stopped.
 
         Raises:
             UsageError: Say either *delay* or *due_at*.
@@ -103,23 +119,30 @@ class JobHandle(Generic[R_co]):
         if (delay is None) == (due_at is None):
             msg = "say either delay or due_at"
             raise UsageError(msg)
-        queue = await self._app.queue()
-        return await queue.reschedule(
-            self.key,
-            delay_ms=None if delay is None else wait_ms(delay),
-            due_ms=None if due_at is None else due_at_ms(due_at),
-            revision=revision,
+        delay_ms = None if delay is None else wait_ms(delay)
+        due_ms = None if due_at is None else due_at_ms(due_at)
+        if session is None:
+            queue = await self._app.queue()
+            return await queue.reschedule(self.key, delay_ms=delay_ms, due_ms=due_ms, revision=revision)
+        record = await self._app.record()
+        return await record.reschedule(
+            self.key, delay_ms=delay_ms, due_ms=due_ms, revision=revision, session=session
         )
 
-    async def requeue(self) -> Placed:
+    async def requeue(self, *, session: AnySession | None = None) -> Placed:
         """
         Run it again now that it has ended.
+
+        With a *session*, once that is committed, see `Duly.enqueue`.
 
         Raises:
             Conflict: It has not ended.
             JobNotFound: It was pruned, or never was.
         """
-        [answer] = await (await self._app.queue()).requeue([self.key])
+        if session is None:
+            [answer] = await (await self._app.queue()).requeue([self.key])
+        else:
+            [answer] = await (await self._app.record()).requeue([self.key], session=session)
         if isinstance(answer, Exception):
             raise answer
         return answer

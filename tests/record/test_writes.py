@@ -13,7 +13,7 @@ from duly.ids import new_request
 from duly.job import JobKey, JobState, Lane, Order
 from duly.record.clock import Moment
 from duly.record.rows import JobRow, order_of, row_of
-from duly.record.writes import Wanted, accept, cancel, find, requeue, reschedule
+from duly.record.writes import Seen, Wanted, accept, cancel, find, requeue, reschedule
 
 NOW = Moment(1_000, 1_001)
 LATER = Moment(5_000, 5_000)
@@ -35,20 +35,22 @@ class Rows:
     async def accept(self, *orders, now=NOW):
         return await self._database.write(lambda connection: accept(connection, "n", orders, now))
 
-    async def cancel(self, *keys, now=NOW, request=None):
-        asked = request or new_request()
-        return await self._database.write(lambda connection: cancel(connection, "n", keys, asked, now))
-
-    async def reschedule(self, order, now=NOW, revision=None, request=None):
+    async def cancel(self, *keys, now=NOW, request=None, **more):
         asked = request or new_request()
         return await self._database.write(
-            lambda connection: reschedule(connection, "n", order, asked, now, revision)
+            lambda connection: cancel(connection, "n", keys, asked, now, **more)
         )
 
-    async def requeue(self, *keys, now=NOW, ended=()):
+    async def reschedule(self, order, now=NOW, **more):
         asked = new_request()
         return await self._database.write(
-            lambda connection: requeue(connection, "n", keys, asked, now, ended)
+            lambda connection: reschedule(connection, "n", order, asked, now, **more)
+        )
+
+    async def requeue(self, *keys, now=NOW, **more):
+        asked = new_request()
+        return await self._database.write(
+            lambda connection: requeue(connection, "n", keys, asked, now, **more)
         )
 
     async def get(self, key=A) -> JobRow | None:
@@ -216,9 +218,22 @@ async def test_requeueing_runs_what_has_ended_with_its_counters_at_0(rows):
     row = await rows.get()
     assert (JobState.scheduled, 5_000, 0, None) == (row.state, row.relay_ms, row.expires_ms, row.ended_ms)
     assert (Conflict, JobNotFound) == (type(open_.answer), type(missing.answer))
-    # Unless Redis knows that it has ended, and only its row does not yet.
-    [known] = await rows.requeue(B, ended={B})
-    assert "requeued" == known.answer.word
+
+
+async def test_what_redis_knows_earlier_than_the_row_counts(rows):
+    [made] = await rows.accept(wanted())
+    revision, later = made.answer.revision, Order(A, b"", due_ms=7_000)
+    running = {A: Seen(revision, JobState.running)}
+    assert isinstance((await rows.reschedule(later, seen=running)).answer, Conflict)
+    succeeded = {A: Seen(revision, JobState.succeeded)}
+    assert isinstance((await rows.reschedule(later, seen=succeeded)).answer, Conflict)
+    # The outcome is on its way to the row, which a cancel must not write over.
+    assert [(JobState.succeeded, None)] == await rows.cancel(A, seen=succeeded)
+    [back] = await rows.requeue(A, seen=succeeded)
+    assert "requeued" == back.answer.word
+    # What Redis says of an earlier revision says nothing of this one.
+    [ended] = await rows.cancel(A, seen=succeeded)
+    assert JobState.cancelled is ended.state
 
 
 async def test_revisions_of_a_job_grow_also_within_a_microsecond(rows, monkeypatch):

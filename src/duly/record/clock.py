@@ -4,13 +4,21 @@ The time that a record's due times count from: that of the server whose clock wi
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from typing import TYPE_CHECKING, NamedTuple
+
+from duly.errors import OutcomeUnknown, StoreUnavailable
 
 if TYPE_CHECKING:
     from duly.store import Store
 
+log = logging.getLogger("duly.record")
+
 LOOK_S = 30.0  #: how long what was seen of the server's clock is good enough
+AWAY_S = 5.0  #: how long a server that did not answer is not asked again
+ANSWERS_WITHIN_S = 1.0
 
 
 class Moment(NamedTuple):
@@ -32,7 +40,7 @@ class Clock:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._ahead_us: int | None = None  #: of the server's clock before this machine's steady one
-        self._seen_s = 0.0
+        self._again_s = 0.0
 
     def now(self) -> Moment:
         """
@@ -49,15 +57,18 @@ class Clock:
 
     async def look(self) -> None:
         """
-        Ask the server, unless it was asked a moment ago.
-
-        Raises:
-            StoreUnavailable: It does not answer.
+        Ask the server, unless it was asked a moment ago.  One that is away is not waited for.
         """
-        if self._ahead_us is not None and time.monotonic() - self._seen_s < LOOK_S:
+        if time.monotonic() < self._again_s:
             return
+        self._again_s = time.monotonic() + AWAY_S
         began = time.monotonic_ns()
-        seconds, micros = await self._store.link.call("TIME")
+        try:
+            async with asyncio.timeout(ANSWERS_WITHIN_S):
+                seconds, micros = await self._store.link.call("TIME")
+        except (StoreUnavailable, OutcomeUnknown, TimeoutError) as error:
+            log.debug("the clock goes on by itself: %s", error)
+            return
         # Its answer was made at some time in between; taken for the earlier end, a delay is never too short.
         self._ahead_us = int(seconds) * 1_000_000 + int(micros) - began // 1_000
-        self._seen_s = time.monotonic()
+        self._again_s = time.monotonic() + LOOK_S

@@ -5,11 +5,13 @@ A job as a row: what was promised, with the number that Redis takes over.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from duly.job import JobKey, JobState, Lane, Order
+from duly.codec import decode_envelope
+from duly.job import Job, JobKey, JobState, Lane, Order
 
 if TYPE_CHECKING:
+    from duly.job import Priority
     from duly.record.clock import Moment
 
 
@@ -156,3 +158,27 @@ def state_of(row: JobRow, now: Moment) -> JobState:
     if row.ended:
         return JobState(row.state)
     return JobState.ready if row.due_ms <= now.floor_ms else JobState.scheduled
+
+
+def job_of(row: JobRow, now: Moment) -> Job:
+    """
+    A job as its row tells of it.
+    """
+    return Job(
+        topic=row.topic,
+        id=row.id,
+        state=state_of(row, now),
+        revision=row.revision,
+        priority=cast("Priority", "normal" if row.lane == Lane.callback else Lane(row.lane).name),
+        attempts=row.attempts,
+        crashes=row.crashes,
+        payload=bytes(row.payload),
+        due_ms=row.due_ms,
+        started_ms=row.started_ms or 0,
+        ended_ms=row.ended_ms or 0,
+        lateness_ms=row.lateness_ms,
+        outcome=bytes(row.outcome or b""),
+        ttr_ms=row.ttr_ms,
+        expires_ms=row.expires_ms,
+        envelope=decode_envelope(bytes(row.envelope)),
+    )

@@ -7,6 +7,7 @@ whose commit was not answered is sent again, and finds what it had done.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sqlalchemy import bindparam, select, update
@@ -18,7 +19,7 @@ from duly.record.rows import JobRow, due_of, next_revision, row_of, same, state_
 from duly.record.tables import jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from sqlalchemy import Connection
 
@@ -64,6 +65,15 @@ class Cancelled(NamedTuple):
 
     state: JobState | None
     row: JobRow | None = None
+
+
+class Seen(NamedTuple):
+    """
+    What Redis says of a job: it knows earlier than the row when one runs or has ended.
+    """
+
+    revision: int
+    state: JobState
 
 
 def accept(connection: Connection, namespace: str, wanted: Sequence[Wanted], now: Moment) -> list[Written]:
@@ -128,7 +138,9 @@ def cancel(
     keys: Sequence[JobKey],
     request: bytes,
     now: Moment,
+    *,
     reason: str = "cancelled",
+    seen: Mapping[JobKey, Seen] = MappingProxyType({}),
 ) -> list[Cancelled]:
     """
     End jobs that have not ended, all with different keys.
@@ -143,6 +155,8 @@ def cancel(
         elif old.ended:
             again = old.request == request and old.relay_ms is not None
             answers.append(Cancelled(JobState(old.state), old if again else None))
+        elif (state := _seen(old, seen)) is not None and state.ended:
+            answers.append(Cancelled(state))  # its outcome is on the way to the row
         else:
             row = old._replace(
                 revision=next_revision(old.revision),
@@ -165,10 +179,12 @@ def reschedule(
     order: Order,
     request: bytes,
     now: Moment,
+    *,
     revision: int | None = None,
+    seen: Mapping[JobKey, Seen] = MappingProxyType({}),
 ) -> Written:
     """
-    Give a job that has not ended the due time of *order*, whose key names it.
+    Give a job that has not started, as far as is known, the due time of *order*, whose key names it.
     """
     key = order.key
     old = find(connection, namespace, [key], lock=True).get(key)
@@ -178,7 +194,10 @@ def reschedule(
         placed = Placed(key, "rescheduled", old.revision, old.due_ms, JobState.scheduled)
         return Written(placed, old if old.relay_ms is not None else None)
     if old.ended or (revision is not None and old.revision != revision):
-        return Written(_conflict(old, now, "rescheduled"))
+        return Written(_conflict(old, state_of(old, now), "rescheduled"))
+    state = _seen(old, seen)
+    if state is not None and state > JobState.ready:
+        return Written(_conflict(old, state, "rescheduled"))
     due_ms = due_of(order, now)
     row = old._replace(
         revision=next_revision(old.revision),
@@ -197,10 +216,11 @@ def requeue(
     keys: Sequence[JobKey],
     request: bytes,
     now: Moment,
-    ended: Collection[JobKey] = (),
+    *,
+    seen: Mapping[JobKey, Seen] = MappingProxyType({}),
 ) -> list[Written]:
     """
-    Run ended jobs again, all with different keys; *ended* are those whose rows have not heard of it yet.
+    Run ended jobs again, all with different keys, also those of which only Redis knows that they have ended.
     """
     standing = find(connection, namespace, keys, lock=True)
     answers: list[Written] = []
@@ -212,8 +232,8 @@ def requeue(
         elif old.request == request:
             placed = Placed(key, "requeued", old.revision, old.due_ms, JobState.ready)
             answers.append(Written(placed, old if old.relay_ms is not None else None))
-        elif not old.ended and key not in ended:
-            answers.append(Written(_conflict(old, now, "requeued")))
+        elif not ((state := _seen(old, seen)) or state_of(old, now)).ended:
+            answers.append(Written(_conflict(old, state or state_of(old, now), "requeued")))
         else:
             row = old._replace(
                 revision=next_revision(old.revision),
@@ -230,8 +250,16 @@ def requeue(
     return answers
 
 
-def _conflict(row: JobRow, now: Moment, word: str) -> Conflict:
-    return Conflict(f"{row.key} is {state_of(row, now).name} at revision {row.revision}: it cannot be {word}")
+def _seen(row: JobRow, seen: Mapping[JobKey, Seen]) -> JobState | None:
+    """
+    The state in Redis of what an open row stands for; None where it is not there, or is another revision.
+    """
+    found = seen.get(row.key)
+    return found.state if found is not None and found.revision == row.revision and not row.ended else None
+
+
+def _conflict(row: JobRow, state: JobState, word: str) -> Conflict:
+    return Conflict(f"{row.key} is {state.name} at revision {row.revision}: it cannot be {word}")
 
 
 # -- rows ---------------------------------------------------------------------------------------------------

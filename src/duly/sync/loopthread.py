@@ -55,9 +55,13 @@ class LoopThread:
         """
         return self.pid == os.getpid() and self._thread.is_alive() and not self._ending.is_set()
 
-    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def call(
+        self, coroutine: Coroutine[Any, Any, T], meanwhile: Callable[[Future[T]], None] | None = None
+    ) -> T:
         """
         Run *coroutine* on the loop, with the context of the caller, and wait for it.
+
+        What the caller has to do *meanwhile* returns when it is done.
 
         Raises:
             StoreUnavailable, OutcomeUnknown: The loop was ended by another thread.
@@ -71,6 +75,8 @@ class LoopThread:
         if self._over:
             future.cancel()  # the loop ended before it could begin
         try:
+            if meanwhile is not None:
+                meanwhile(future)
             return future.result()
         except CancelledError as error:
             raise OutcomeUnknown(

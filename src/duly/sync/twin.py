@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from duly.errors import DulyError
     from duly.job import Job, JobKey, JobState, Placed
     from duly.newjob import NewJob, Options
+    from duly.record.sessions import AnySession, Elsewhere
     from duly.views import Page, Stats, Views
 
 T = TypeVar("T")
@@ -61,28 +62,45 @@ class SyncDuly:
     # -- sending ------------------------------------------------------------------------------------------
 
     @overload
-    def enqueue(self, job: NewJob[R], **options: Unpack[Options]) -> SyncJobHandle[R]: ...
+    def enqueue(
+        self, job: NewJob[R], *, session: AnySession | None = None, **options: Unpack[Options]
+    ) -> SyncJobHandle[R]: ...
 
     @overload
-    def enqueue(self, job: str, payload: object = None, **options: Unpack[Options]) -> SyncJobHandle[Any]: ...
+    def enqueue(
+        self,
+        job: str,
+        payload: object = None,
+        *,
+        session: AnySession | None = None,
+        **options: Unpack[Options],
+    ) -> SyncJobHandle[Any]: ...
 
     def enqueue(
-        self, job: NewJob[R] | str, payload: object = None, **options: Unpack[Options]
+        self,
+        job: NewJob[R] | str,
+        payload: object = None,
+        *,
+        session: AnySession | None = None,
+        **options: Unpack[Options],
     ) -> SyncJobHandle[R] | SyncJobHandle[Any]:
         """
         Promise to run a job; see `Duly.enqueue`.
         """
         # Which overload it is decides the app: what it takes is what we were given.
         send = cast("Callable[..., Coroutine[Any, Any, JobHandle[Any]]]", self.here().enqueue)
-        handle = self.run(send(job, payload, **options))
+        handle = self.run_with(session, lambda given: send(job, payload, session=given, **options))
         return SyncJobHandle(self, handle.key, handle.placed)
 
-    def enqueue_many(self, jobs: Iterable[NewJob[Any]]) -> list[SyncJobHandle[Any] | DulyError]:
+    def enqueue_many(
+        self, jobs: Iterable[NewJob[Any]], *, session: AnySession | None = None
+    ) -> list[SyncJobHandle[Any] | DulyError]:
         """
         Promise any number of jobs; see `Duly.enqueue_many`.
         """
         # Listed here: what makes them may block, and may use the twin itself.
-        outcomes = self.run(self.here().enqueue_many(list(jobs)))
+        listed = list(jobs)
+        outcomes = self.run_with(session, lambda given: self.here().enqueue_many(listed, session=given))
         return [
             outcome if isinstance(outcome, Exception) else SyncJobHandle(self, outcome.key, outcome.placed)
             for outcome in outcomes
@@ -176,6 +194,22 @@ class SyncDuly:
             raise
         return thread.call(coroutine)
 
+    def run_with(
+        self, session: AnySession | None, make: Callable[[Elsewhere | None], Coroutine[Any, Any, T]]
+    ) -> T:
+        """
+        Run what *make* makes on the twin's loop; what it does with *session* is done by this thread.
+
+        A session belongs to the thread that uses it, and so does what it is connected by.
+        """
+        if session is None:
+            return self.run(make(None))
+        forbid_running_loop()
+        from duly.sync.errands import Errands  # noqa: PLC0415  # packages that need not be there
+
+        errands = Errands()
+        return self.thread().call(make(errands.with_(session)), errands.serve)
+
     def thread(self) -> LoopThread:
         """
         The thread with the twin's loop, started if need be.
@@ -250,25 +284,35 @@ class SyncJobHandle(Generic[R_co]):
         """
         return self._twin.run(self._handle().get())
 
-    def cancel(self) -> JobState:
+    def cancel(self, *, session: AnySession | None = None) -> JobState:
         """
         End it, also while it runs; see `JobHandle.cancel`.
         """
-        return self._twin.run(self._handle().cancel())
+        return self._twin.run_with(session, lambda given: self._handle().cancel(session=given))
 
     def reschedule(
-        self, *, delay: Seconds | None = None, due_at: datetime | None = None, revision: int | None = None
+        self,
+        *,
+        delay: Seconds | None = None,
+        due_at: datetime | None = None,
+        revision: int | None = None,
+        session: AnySession | None = None,
     ) -> Placed:
         """
         Give it another due time, if it has not started; see `JobHandle.reschedule`.
         """
-        return self._twin.run(self._handle().reschedule(delay=delay, due_at=due_at, revision=revision))
+        return self._twin.run_with(
+            session,
+            lambda given: self._handle().reschedule(
+                delay=delay, due_at=due_at, revision=revision, session=given
+            ),
+        )
 
-    def requeue(self) -> Placed:
+    def requeue(self, *, session: AnySession | None = None) -> Placed:
         """
         Run it again now that it has ended; see `JobHandle.requeue`.
         """
-        return self._twin.run(self._handle().requeue())
+        return self._twin.run_with(session, lambda given: self._handle().requeue(session=given))
 
     def result(self, timeout: float | None = None) -> R_co:
         """

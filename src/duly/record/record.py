@@ -1,0 +1,344 @@
+"""
+The record beside the store: what is asked of the queue is written down first, then told to Redis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from duly.bulk import Bulk
+from duly.errors import DulyError, OutcomeUnknown, StoreUnavailable
+from duly.group import Group, chunks
+from duly.ids import new_request
+from duly.job import JobKey, Order
+from duly.record import writes
+from duly.record.clock import Clock
+from duly.record.commits import Commits, Kind
+from duly.record.dialects import notify
+from duly.record.rows import JobRow, job_of
+from duly.record.schema import require
+from duly.record.sessions import after_commit, within
+from duly.record.writes import Cancelled, Seen, Wanted, Written
+from duly.views import Views
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import TypeVar
+
+    from sqlalchemy import Connection
+
+    from duly.connection import Link
+    from duly.job import Job, JobState, Placed
+    from duly.record.database import Database
+    from duly.record.sessions import AnySession
+    from duly.store import Store
+
+    T = TypeVar("T")
+
+log = logging.getLogger("duly.record")
+
+REDIS_WITHIN_S = 2.0  #: how long a question to Redis is waited for that rows can answer as well
+
+
+class Relaying(Protocol):
+    """
+    What brings rows to Redis.
+    """
+
+    async def push(self, rows: Sequence[JobRow]) -> object:
+        """
+        Bring rows that were just committed, as far as Redis answers.
+        """
+
+    def hint(self) -> None:
+        """
+        Say that rows were committed by somebody else; on the event loop.
+        """
+
+
+class Record:
+    """
+    The verbs of the store that promise something, each with the database in between.
+
+    With a *session* of the caller only its row is written, in the transaction of that session: it is a
+    promise when that is committed, and nothing when it is rolled back.
+    """
+
+    def __init__(
+        self, database: Database, store: Store, *, relay: Relaying | None = None, clock: Clock | None = None
+    ) -> None:
+        self.database = database
+        self.store = store
+        self.relay = relay  #: None: rows wait for the relay of another process
+        self.clock = clock or Clock(store)
+        self.commits = Commits(database)
+        self._namespace = store.namespace
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._accepting: Kind[Wanted, Written] = Kind(self._accept, key=_wanted_key, size=_wanted_size)
+        self._pushes: Group[JobRow, None] = Group(self._push_all, key=_row_key, size=_row_size)
+
+    @property
+    def link(self) -> Link:
+        """
+        The way to the store's server.
+        """
+        return self.store.link
+
+    async def open(self) -> None:
+        """
+        Look whether the tables fit, and what time it is at the server.
+
+        Raises:
+            RecordUnavailable: The database cannot be reached.
+            LayoutMismatch: Its tables are missing or of another version; the message says what to do.
+        """
+        self._loop = asyncio.get_running_loop()
+        await self.database.read(require)
+        await self.clock.look()
+
+    async def aclose(self) -> None:
+        """
+        Close connections to the database.
+        """
+        await self.database.aclose()
+
+    # -- enqueue ------------------------------------------------------------------------------------------
+
+    async def enqueue(self, order: Order, *, session: AnySession | None = None) -> Placed:
+        """
+        Promise one job; calls that are under way together share a transaction.
+
+        Raises:
+            JobExists: Its id is taken and ``on_conflict`` is "raise".
+            RecordUnavailable, OutcomeUnknown: See `duly.errors`.
+        """
+        wanted = Wanted(order, new_request())
+        if session is not None:
+            [written] = await self._within(session, lambda connection: self._accept(connection, [wanted]))
+        else:
+            written = await self.commits.ask(self._accepting, wanted)
+            await self._push(written.row)
+        if isinstance(written.answer, DulyError):
+            raise written.answer
+        return written.answer
+
+    async def enqueue_many(
+        self, orders: Iterable[Order], *, session: AnySession | None = None
+    ) -> list[Placed | DulyError]:
+        """
+        Promise any number of jobs; the answer holds one outcome for each, in their order.
+
+        Raises:
+            RecordUnavailable, OutcomeUnknown: What became of every single one, so that it is not overlooked.
+        """
+        if session is not None:
+            return await self._enqueue_within(session, orders)
+        bulk = Bulk(self._send, 1)
+        try:
+            for order in orders:
+                await bulk.add(0, order, new_request())
+            answers = await bulk.finish()
+        except BaseException:
+            bulk.cancel()
+            raise
+        failed = [each for each in answers if isinstance(each, StoreUnavailable | OutcomeUnknown)]
+        if failed and len(failed) == len(answers):
+            raise failed[0]
+        return answers
+
+    async def _send(self, _: int, batch: list[tuple[Order, bytes]]) -> list[Placed | DulyError]:
+        wanted = [Wanted(*each) for each in batch]
+        written = await self.database.write(lambda connection: self._accept(connection, wanted))
+        await self._push_all([each.row for each in written if each.row is not None])
+        return [each.answer for each in written]
+
+    async def _enqueue_within(self, session: AnySession, orders: Iterable[Order]) -> list[Placed | DulyError]:
+        wanted = [Wanted(order, new_request()) for order in orders]
+        answers: list[Placed | DulyError] = []
+        for batch in chunks(wanted, key=_wanted_key, size=_wanted_size):
+            written = await self._within(session, partial(self._accept, wanted=batch))
+            answers += [each.answer for each in written]
+        return answers
+
+    def _accept(self, connection: Connection, wanted: Sequence[Wanted]) -> list[Written]:
+        return writes.accept(connection, self._namespace, wanted, self.clock.now())
+
+    # -- what people ask for ------------------------------------------------------------------------------
+
+    async def cancel(
+        self,
+        keys: Sequence[JobKey],
+        *,
+        reason: str = "cancelled",
+        session: AnySession | None = None,
+    ) -> list[JobState | None]:
+        """
+        End jobs that have not ended; the answer is the state each is in now, None where there is no job.
+        """
+        asked, request = list(dict.fromkeys(keys)), new_request()
+        seen = {} if session is not None else await self._seen(asked)
+
+        def work(connection: Connection) -> list[Cancelled]:
+            now = self.clock.now()
+            return writes.cancel(connection, self._namespace, asked, request, now, reason=reason, seen=seen)
+
+        if session is not None:
+            done = await self._within(session, work)
+        else:
+            done = await self.database.write(work)
+            await self._push_all([each.row for each in done if each.row is not None])
+        states = dict(zip(asked, (each.state for each in done), strict=True))
+        # What was sent before there was a record is known to Redis alone.
+        strange = [key for key, state in states.items() if state is None and key in seen]
+        states |= dict(zip(strange, await self.store.cancel(strange, reason=reason), strict=True))
+        return [states[key] for key in keys]
+
+    async def reschedule(
+        self,
+        key: JobKey,
+        *,
+        delay_ms: int | None = None,
+        due_ms: int | None = None,
+        revision: int | None = None,
+        session: AnySession | None = None,
+    ) -> Placed:
+        """
+        Give a job that has not started another due time.
+
+        With a *session* it is not known whether the job runs: if it does when that is committed, the run is
+        stopped, and the job runs when it is due.
+
+        Raises:
+            JobNotFound: There is no such job.
+            Conflict: It runs or has ended, or *revision* does not stand any more.
+        """
+        when, request = Order(key, b"", delay_ms=delay_ms, due_ms=due_ms), new_request()
+        seen = {} if session is not None else await self._seen([key])
+
+        def work(connection: Connection) -> Written:
+            now = self.clock.now()
+            return writes.reschedule(
+                connection, self._namespace, when, request, now, revision=revision, seen=seen
+            )
+
+        if session is not None:
+            written = await self._within(session, work)
+        else:
+            written = await self.database.write(work)
+            await self._push(written.row)
+        if isinstance(written.answer, LookupError) and key in seen:
+            return await self.store.reschedule(key, delay_ms=delay_ms, due_ms=due_ms, revision=revision)
+        if isinstance(written.answer, DulyError):
+            raise written.answer
+        return written.answer
+
+    async def requeue(
+        self, keys: Sequence[JobKey], *, session: AnySession | None = None
+    ) -> list[Placed | DulyError]:
+        """
+        Run ended jobs again; one outcome for each, `Conflict` where it has not ended.
+        """
+        asked, request = list(dict.fromkeys(keys)), new_request()
+        seen = {} if session is not None else await self._seen(asked)
+
+        def work(connection: Connection) -> list[Written]:
+            return writes.requeue(connection, self._namespace, asked, request, self.clock.now(), seen=seen)
+
+        if session is not None:
+            done = await self._within(session, work)
+        else:
+            done = await self.database.write(work)
+            await self._push_all([each.row for each in done if each.row is not None])
+        answers = dict(zip(asked, (each.answer for each in done), strict=True))
+        strange = [key for key in asked if isinstance(answers[key], LookupError) and key in seen]
+        answers |= dict(zip(strange, await self.store.requeue(strange), strict=True))
+        return [answers[key] for key in keys]
+
+    async def get(self, key: JobKey) -> Job | None:
+        """
+        The job as its row tells of it, for those that Redis does not hold.
+        """
+        found = await self.database.read(lambda connection: writes.find(connection, self._namespace, [key]))
+        row = found.get(key)
+        return None if row is None else job_of(row, self.clock.now())
+
+    async def pause(self, topic: str) -> None:
+        """
+        Let no more jobs of *topic* be claimed.
+        """
+        await self.store.pause(topic)
+
+    async def resume(self, topic: str) -> None:
+        """
+        Let jobs of *topic* be claimed again.
+        """
+        await self.store.resume(topic)
+
+    async def limit(self, topic: str, backlog: int | None) -> None:
+        """
+        Refuse jobs of *topic* beyond *backlog* that wait; what the record has accepted is not refused.
+        """
+        await self.store.limit(topic, backlog)
+
+    # -- the way to Redis ---------------------------------------------------------------------------------
+
+    async def _within(self, session: AnySession, work: Callable[[Connection], T]) -> T:
+        await self.clock.look()
+
+        def told(connection: Connection) -> T:
+            answer = work(connection)
+            notify(connection, self._namespace)
+            return answer
+
+        answer = await within(session, told)
+        if self.relay is not None:
+            after_commit(session, self.hint)
+        return answer
+
+    def hint(self) -> None:
+        """
+        Have the relay look at once; from any thread.
+        """
+        if self.relay is not None and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.relay.hint)
+
+    async def _push(self, row: JobRow | None) -> None:
+        if row is not None:
+            await self._pushes.ask(row)
+
+    async def _push_all(self, rows: Sequence[JobRow]) -> list[None]:
+        await self.clock.look()
+        if rows and self.relay is not None:
+            await self.relay.push(rows)
+        return [None] * len(rows)
+
+    async def _seen(self, keys: Sequence[JobKey]) -> dict[JobKey, Seen]:
+        """
+        What Redis says of jobs; nothing while it is away, as the rows decide then.
+        """
+        try:
+            async with asyncio.timeout(REDIS_WITHIN_S):
+                found = await Views(self.store).get_many(keys)
+        except (StoreUnavailable, OutcomeUnknown, TimeoutError) as error:
+            log.debug("the rows decide alone: %s", error)
+            return {}
+        return {job.key: Seen(job.revision, job.state) for job in found if job is not None}
+
+
+def _wanted_key(wanted: Wanted) -> JobKey:
+    return wanted.order.key
+
+
+def _wanted_size(wanted: Wanted) -> int:
+    return len(wanted.order.payload) + len(wanted.order.envelope)
+
+
+def _row_key(row: JobRow) -> JobKey:
+    return row.key
+
+
+def _row_size(row: JobRow) -> int:
+    return len(row.payload) + len(row.envelope)
