@@ -116,20 +116,46 @@ def _heads(data: bytes) -> Iterator[tuple[Head, int]]:
             at += 8
 
 
-def unpack(shard: int, entry: bytes, fields: list[bytes]) -> tuple[Offset, list[Event]]:
+class Packed(NamedTuple):
     """
-    Take one packed entry apart.
+    One entry of the stream, the events of one script call, not taken apart yet.
+    """
+
+    offset: Offset
+    at_ms: int
+    counts: tuple[tuple[Verb, int], ...]  #: how many events of each verb, in their order
+    worker: str
+    values: dict[bytes, bytes]
+
+
+def packed(entry: bytes, fields: list[bytes]) -> Packed:
+    """
+    Read what an entry says of itself.
     """
     values = dict(zip(fields[::2], fields[1::2], strict=True))
-    counter = int(entry.partition(b"-")[0])
     at_ms, _, _, nonce = ABOUT.unpack_from(values[b"about"])
     epoch, counts, worker = values[b"about"][ABOUT.size :].decode().split("\n", 2)
-    verbs: list[Verb] = []
     words = counts.split(" ")
-    for word, size in zip(words[::2], words[1::2], strict=True):
-        verbs += [Verb(word)] * int(size)
+    verbs = tuple((Verb(word), int(size)) for word, size in zip(words[::2], words[1::2], strict=True))
+    offset = Offset(epoch, int(entry.partition(b"-")[0]), nonce.hex())
+    return Packed(offset, at_ms, verbs, worker, values)
+
+
+def unpack(shard: int, entry: bytes, fields: list[bytes]) -> tuple[Offset, list[Event]]:
+    """
+    Take one entry apart.
+    """
+    whole = packed(entry, fields)
+    return whole.offset, events_of(shard, whole)
+
+
+def events_of(shard: int, entry: Packed) -> list[Event]:
+    """
+    The events of a packed entry.
+    """
+    (epoch, counter, _), at_ms, counts, worker, values = entry
     rows = zip(
-        verbs,
+        [verb for verb, size in counts for _ in range(size)],
         values[b"members"].decode().split("\n"),
         _heads(values[b"heads"]),
         values[b"reasons"].decode().split("\n"),
@@ -160,4 +186,4 @@ def unpack(shard: int, entry: bytes, fields: list[bytes]) -> tuple[Offset, list[
                 reason,
             )
         )
-    return Offset(epoch, counter, nonce.hex()), events
+    return events

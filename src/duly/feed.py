@@ -7,10 +7,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from duly.errors import DulyError
-from duly.events import Offset, unpack
+from duly.events import Offset, events_of, packed, unpack
 
 if TYPE_CHECKING:
-    from duly.events import Event
+    from duly.events import Event, Packed
     from duly.store import Store
 
 
@@ -63,12 +63,25 @@ class Feed:
         Raises:
             EventsLost: There is a gap; its range is in the error.
         """
-        read = await self._range(shard, f"{at.counter}-0" if at else "-", limit)
+        return [(each.offset, events_of(shard, each)) for each in await self.packed(shard, at, limit)]
+
+    async def packed(self, shard: int, at: Offset | None, limit: int = 100) -> list[Packed]:
+        """
+        Return the same, packed: for those who look for little among much.
+
+        Raises:
+            EventsLost: There is a gap; its range is in the error.
+        """
+        start = f"{at.counter}-0" if at else "-"
+        entries = await self._store.link.call(
+            "XRANGE", self._key(shard, "events"), start, "+", "COUNT", limit
+        )
+        read = [packed(entry, fields) for entry, fields in entries]
         if at is None:
-            if read and read[0][0].counter != 1:
-                raise EventsLost(shard, None, read[0][0].counter, "trimmed before they were read")
-        elif not read or read[0][0] != at:
-            first = read[0][0] if read else None
+            if read and read[0].offset.counter != 1:
+                raise EventsLost(shard, None, read[0].offset.counter, "trimmed before they were read")
+        elif not read or read[0].offset != at:
+            first = read[0].offset if read else None
             if first is None or first.counter == at.counter or first.epoch != at.epoch:
                 raise EventsLost(shard, at, None, "the server was rolled back to an earlier state")
             raise EventsLost(shard, at, first.counter, "trimmed before they were read")

@@ -33,7 +33,7 @@ HOUR_MS = 3_600_000
 BATCH_BYTES = 1 * MIB  #: in one script call
 
 #: Variables that begin with DULY_ and are read elsewhere.
-OTHER_VARIABLES = frozenset({"DULY_API_KEYS"})
+OTHER_VARIABLES = frozenset({"DULY_API_KEYS", "DULY_CRASH_POINTS"})
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,50}")
 _API_KEY = re.compile(r"[\x21-\x7e]{1,1000}")

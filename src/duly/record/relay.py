@@ -23,6 +23,7 @@ from duly.record.batches import mark
 from duly.record.clock import Clock
 from duly.record.crashpoints import crash_point
 from duly.record.database import ANSWERS_WITHIN_S, first_line
+from duly.record.marks import Marks
 from duly.record.notices import Notices
 from duly.record.rows import JobRow, order_of
 from duly.record.tables import jobs
@@ -42,7 +43,6 @@ log = logging.getLogger("duly.relay")
 PUSH_S = 2.0  #: how long the caller of an enqueue may have to wait for Redis
 AWAY_S = 2.0  #: how long nothing is pushed to a Redis that did not answer, unless a look finds it back
 SCAN_S = 1.0  #: how often a relay looks, whatever it was told
-LINGER_S = 0.05  #: how long marks wait for others: what ends meanwhile needs none
 FEWEST, MOST = 20, 500  #: rows in one look
 LOOK_BYTES = 4 * 1024 * 1024  #: what they may weigh together, as far as the last look tells
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
@@ -87,8 +87,7 @@ class Relay:
         self._limit = 100
         self._away_until_s = 0.0
         self._hinted = asyncio.Event()
-        self._marks: dict[JobKey, tuple[int, int]] = {}
-        self._marker: asyncio.Task[None] | None = None
+        self._marks = Marks(database, store.namespace)
         self._notices = (
             Notices(database, store.namespace, self.hint) if database.name == "postgresql" else None
         )
@@ -119,7 +118,7 @@ class Relay:
             self.hint()
             return False
         crash_point("push.hydrated")
-        self._mark_soon(given, generation)
+        self._marks.add(given, generation)
         return len(given) == len(near)
 
     async def _bring(self, rows: Sequence[JobRow]) -> list[tuple[JobKey, int]]:
@@ -141,48 +140,13 @@ class Relay:
         self._away_until_s = 0.0
         return given
 
-    # -- marks --------------------------------------------------------------------------------------------
-
-    def _mark_soon(self, given: Sequence[tuple[JobKey, int]], generation: int) -> None:
-        for key, revision in given:
-            self._marks[key] = (revision, generation)
-        if self._marks and self._marker is None:
-            self._marker = asyncio.get_running_loop().create_task(self._mark_all())
-
-    async def _mark_all(self) -> None:
-        try:
-            while self._marks:
-                await asyncio.sleep(LINGER_S)
-                await self._mark_some()
-        except DulyError as error:
-            # The next look finds these rows, and Redis says that it has them.
-            self._marks.clear()
-            log.warning("could not mark rows that Redis has: %s", error)
-        finally:
-            self._marker = None
-
-    async def _mark_some(self) -> None:
-        batch = [(key, self._marks.pop(key)) for key in list(self._marks)[:MOST]]
-        by_generation: dict[int, list[tuple[JobKey, int]]] = {}
-        for key, (revision, generation) in batch:
-            by_generation.setdefault(generation, []).append((key, revision))
-
-        def work(connection: Connection) -> None:
-            for generation, given in by_generation.items():
-                mark(connection, self._store.namespace, given, generation)
-            crash_point("mark.written")
-
-        await self._database.write(work)
-        crash_point("mark.committed")
+    # -- by regular look ----------------------------------------------------------------------------------
 
     async def settle(self) -> None:
         """
         Wait until what was pushed is marked, or cannot be.
         """
-        while self._marker is not None:
-            await asyncio.wait([self._marker])
-
-    # -- by regular look ----------------------------------------------------------------------------------
+        await self._marks.settle()
 
     def hint(self) -> None:
         """
@@ -209,7 +173,7 @@ class Relay:
                     pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 else:
                     pause_s = FIRST_PAUSE_S
-            await self.settle()
+            await self._marks.settle()
         finally:
             stopped.cancel()
             listening.cancel()

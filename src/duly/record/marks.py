@@ -1,0 +1,80 @@
+"""
+Marks: rows that Redis has been given, noted together a moment later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from duly.errors import DulyError
+from duly.record.batches import mark
+from duly.record.crashpoints import crash_point
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy import Connection
+
+    from duly.job import JobKey
+    from duly.record.database import Database
+
+log = logging.getLogger("duly.relay")
+
+LINGER_S = 0.05  #: how long marks wait for others: what ends meanwhile needs none
+AT_ONCE = 500
+
+
+class Marks:
+    """
+    Marks of one process that are not written yet.  One that is lost costs a second look at its row.
+    """
+
+    def __init__(self, database: Database, namespace: str) -> None:
+        self._database = database
+        self._namespace = namespace
+        self._waiting: dict[JobKey, tuple[int, int]] = {}
+        self._marker: asyncio.Task[None] | None = None
+
+    def add(self, given: Sequence[tuple[JobKey, int]], generation: int) -> None:
+        """
+        Mark rows soon: Redis of *generation* has been given them at these revisions.
+        """
+        for key, revision in given:
+            self._waiting[key] = (revision, generation)
+        if self._waiting and self._marker is None:
+            self._marker = asyncio.get_running_loop().create_task(self._write_all())
+
+    async def settle(self) -> None:
+        """
+        Wait until there are none left, or they cannot be written.
+        """
+        while self._marker is not None:
+            await asyncio.wait([self._marker])
+
+    async def _write_all(self) -> None:
+        try:
+            while self._waiting:
+                await asyncio.sleep(LINGER_S)
+                await self._write_some()
+        except DulyError as error:
+            # The next look finds these rows, and Redis says that it has them.
+            self._waiting.clear()
+            log.warning("could not mark rows that Redis has: %s", error)
+        finally:
+            self._marker = None
+
+    async def _write_some(self) -> None:
+        by_generation: dict[int, list[tuple[JobKey, int]]] = {}
+        for key in list(self._waiting)[:AT_ONCE]:
+            revision, generation = self._waiting.pop(key)
+            by_generation.setdefault(generation, []).append((key, revision))
+
+        def work(connection: Connection) -> None:
+            for generation, given in by_generation.items():
+                mark(connection, self._namespace, given, generation)
+            crash_point("mark.written")
+
+        await self._database.write(work)
+        crash_point("mark.committed")

@@ -1,0 +1,260 @@
+"""
+The net below the workers: reads the events of Redis for endings that are not in the record yet.
+
+A worker writes what became of its jobs itself.  One that died in between did not, and a job
+that expired, was cancelled by a script or crashed too often had no worker that could.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
+
+from duly.errors import RecordUnavailable
+from duly.events import Verb, events_of
+from duly.feed import EventsLost, Feed
+from duly.job import JobKey, JobState
+from duly.record.caught import counted_run, ended_run
+from duly.record.crashpoints import crash_point
+from duly.record.database import ANSWERS_WITHIN_S, first_line
+from duly.record.outcomes import write_runs
+from duly.record.places import Place, move, place_of
+from duly.record.tables import jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from sqlalchemy import Connection
+
+    from duly.events import Event, Offset, Packed
+    from duly.record.database import Database
+    from duly.record.runs import EndedRun
+    from duly.store import Store
+
+    Ask = Callable[[Callable[[Connection], Any]], Awaitable[Any]]
+
+log = logging.getLogger("duly.net")
+
+CONSUMER = "record"
+EVERY_S = 1.0
+SETTLE_MS = 2_000  #: how long workers have for writing outcomes themselves
+AT_ONCE = 100  #: script calls whose events are looked at together
+PER_READ = 100  #: jobs in one look at Redis
+PER_SELECT = 500
+
+_ENDINGS = frozenset({Verb.acked, Verb.buried, Verb.cancelled})
+_COUNTED = frozenset({Verb.retried, Verb.recovered})
+_TELLING = _ENDINGS | _COUNTED
+
+
+class Caught(NamedTuple):
+    """
+    What some events have to tell the record, and the place behind them.
+    """
+
+    runs: list[EndedRun]
+    place: Place
+
+
+class Net:
+    """
+    Follows the events of all shards.  Any number of them may: where rows can be locked they take turns.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        store: Store,
+        *,
+        generation: Callable[[], int | None],
+        every_s: float = EVERY_S,
+        settle_ms: int = SETTLE_MS,
+    ) -> None:
+        """
+        Prepare: *generation* tells which one Redis belongs to, or None while nobody has found it sound.
+        """
+        self.every_s = every_s
+        self._database = database
+        self._store = store
+        self._feed = Feed(store)
+        self._generation = generation
+        self._settle_ms = settle_ms
+        self._told_lost: set[Offset | None] = set()
+
+    async def run_once(self) -> int:
+        """
+        Follow every shard by some steps; how many script calls were looked at.
+
+        Raises:
+            DulyError: Redis or the database is away.
+        """
+        seen = 0
+        for shard in range(self._store.shards):
+            seen += await self.follow(shard)
+        return seen
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """
+        Follow until *stop* is set.  Errors are the caller's to survive.
+        """
+        while not stop.is_set():
+            if not await self.run_once():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), self.every_s)
+
+    async def follow(self, shard: int) -> int:
+        """
+        Look at the next events of a shard; how many script calls that were.
+
+        Raises:
+            DulyError: Redis or the database is away.
+        """
+        generation = self._generation()
+        if generation is None:
+            return 0
+        if self._database.name == "sqlite":
+            return await self._follow_freely(shard, generation)
+        try:
+            async with asyncio.timeout(ANSWERS_WITHIN_S):
+                return await self._follow_alone(shard, generation)
+        except (SQLAlchemyError, OSError, TimeoutError) as error:
+            raise RecordUnavailable(f"the record cannot be reached: {first_line(error)}") from error
+
+    async def _follow_freely(self, shard: int, generation: int) -> int:
+        place = await self._database.read(lambda connection: self._place(connection, shard))
+        entries = await self._next(shard, place)
+        if not entries:
+            return 0
+        caught = await self._catch(shard, entries, self._database.read)
+        await self._database.write(
+            lambda connection: self._write(connection, shard, generation, place, caught)
+        )
+        await self._confirm(shard, caught.place)
+        return len(entries)
+
+    async def _follow_alone(self, shard: int, generation: int) -> int:
+        async with self._database.engine.connect() as connection:
+            place = await connection.run_sync(self._place, shard)
+            locked = await connection.run_sync(self._place, shard, lock=True)
+            if place is not None and locked is None:
+                return 0
+            entries = await self._next(shard, locked)
+            if not entries:
+                return 0
+            caught = await self._catch(shard, entries, connection.run_sync)
+            await connection.run_sync(self._write, shard, generation, locked, caught)
+            await connection.commit()
+        await self._confirm(shard, caught.place)
+        return len(entries)
+
+    def _place(self, connection: Connection, shard: int, *, lock: bool = False) -> Place | None:
+        return place_of(connection, self._store.namespace, shard, lock=lock)
+
+    # -- events -------------------------------------------------------------------------------------------
+
+    async def _next(self, shard: int, place: Place | None) -> list[Packed]:
+        """
+        The events behind a place that are old enough for workers to have told the record themselves.
+        """
+        if place is None:
+            # From now on nothing is trimmed before it was looked at.
+            await self._feed.commit(CONSUMER, shard, None)
+        try:
+            entries = await self._feed.packed(shard, place and place.offset, AT_ONCE + 1)
+        except EventsLost as error:
+            entries = await self._behind_gap(shard, error)
+        else:
+            entries = entries[1:] if place else entries[:AT_ONCE]
+        seconds, micros = await self._store.link.call("TIME")
+        until_ms = self._store.now_ms(int(seconds) * 1000 + int(micros) // 1000) - self._settle_ms
+        crash_point("net.read")
+        return list(takewhile(lambda entry: entry.at_ms <= until_ms, entries))
+
+    async def _behind_gap(self, shard: int, error: EventsLost) -> list[Packed]:
+        if error.after not in self._told_lost:
+            self._told_lost.add(error.after)
+            log.error("%s; what ended meanwhile is found by `duly record reconcile`", error)
+        if error.first is None:
+            # Redis is behind the record, or empty: whoever finds it sound again says where to go on.
+            return []
+        with suppress(EventsLost):  # trimmed on, meanwhile: the next step looks again
+            return await self._feed.packed(shard, await self._feed.first(shard), AT_ONCE)
+        return []
+
+    async def _catch(self, shard: int, entries: Sequence[Packed], ask: Ask) -> Caught:
+        ends: dict[JobKey, Event] = {}
+        counts: dict[JobKey, Event] = {}
+        for entry in entries:
+            if any(verb in _TELLING for verb, _ in entry.counts):
+                for event in events_of(shard, entry):
+                    if event.verb in _ENDINGS:
+                        ends[JobKey(event.topic, event.id)] = event
+                    elif event.verb in _COUNTED:
+                        counts[JobKey(event.topic, event.id)] = event
+        still_open = await ask(lambda connection: self._open(connection, ends.values()))
+        runs = [counted_run(event) for event in counts.values()]
+        runs += await self._ended(shard, [ends[key] for key in still_open])
+        return Caught(runs, Place(entries[-1].offset, entries[-1].at_ms))
+
+    def _open(self, connection: Connection, events: Iterable[Event]) -> list[JobKey]:
+        """
+        Those whose rows are still open at the revision that ended.
+        """
+        by_topic: dict[str, dict[str, int]] = {}
+        for event in events:
+            by_topic.setdefault(event.topic, {})[event.id] = event.revision
+        columns = jobs.c
+        found: list[JobKey] = []
+        for topic, revisions in by_topic.items():
+            ids = list(revisions)
+            for at in range(0, len(ids), PER_SELECT):
+                statement = select(columns.id, columns.revision).where(
+                    columns.namespace == self._store.namespace,
+                    columns.topic == topic,
+                    columns.id.in_(ids[at : at + PER_SELECT]),
+                    columns.state == JobState.scheduled.value,
+                )
+                rows = connection.execute(statement)
+                found += [JobKey(topic, row.id) for row in rows if revisions[row.id] == row.revision]
+        return found
+
+    async def _ended(self, shard: int, events: Sequence[Event]) -> list[EndedRun]:
+        """
+        What became of jobs, as Redis still knows it; prune spares them until it is written.
+        """
+        runs = []
+        keys = self._store.keys[shard].fixed
+        fixed = [keys[name] for name in ("jobs", "bodies", "outcomes", "progress", "due", "leases")]
+        for at in range(0, len(events), PER_READ):
+            part = events[at : at + PER_READ]
+            members = [f"{event.topic}/{event.id}" for event in part]
+            answers = await self._store.link.run("get", fixed, members)
+            runs += [ended_run(event, about) for event, about in zip(part, answers, strict=True)]
+        return runs
+
+    # -- the record ---------------------------------------------------------------------------------------
+
+    def _write(
+        self, connection: Connection, shard: int, generation: int, before: Place | None, caught: Caught
+    ) -> None:
+        namespace = self._store.namespace
+        write_runs(connection, namespace, [(run, generation) for run in caught.runs])
+        crash_point("net.written")
+        move(connection, namespace, shard, before, caught.place)
+        crash_point("net.moved")
+
+    async def _confirm(self, shard: int, place: Place) -> None:
+        """
+        Tell Redis how far the record has come: it may trim events and prune jobs up to there.
+        """
+        crash_point("net.committed")
+        await self._feed.commit(CONSUMER, shard, place.offset)
+        meta = self._store.keys[shard].fixed["meta"]
+        await self._store.link.call("HSET", meta, "recorded_ms", place.at_ms)
+        crash_point("net.confirmed")

@@ -1,0 +1,60 @@
+"""
+How far the record has followed the events of Redis.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from sqlalchemy import select, update
+
+from duly.events import Offset
+from duly.record.dialects import insert_absent
+from duly.record.tables import positions
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+
+class Place(NamedTuple):
+    """
+    How far the record has followed the events of a shard.
+    """
+
+    offset: Offset
+    at_ms: int
+
+
+def place_of(connection: Connection, namespace: str, shard: int, *, lock: bool = False) -> Place | None:
+    """
+    How far the record has followed a shard; None if it has not begun, or with *lock* if another one is at it.
+    """
+    columns = positions.c
+    statement = select(columns.epoch, columns.counter, columns.nonce, columns.at_ms).where(
+        columns.namespace == namespace, columns.shard == shard
+    )
+    if lock:
+        statement = statement.with_for_update(skip_locked=True)
+    row = connection.execute(statement).first()
+    return Place(Offset(row.epoch, row.counter, row.nonce), row.at_ms) if row else None
+
+
+def move(connection: Connection, namespace: str, shard: int, before: Place | None, after: Place) -> None:
+    """
+    Note how far the record has followed a shard, unless somebody else did meanwhile.
+    """
+    columns = positions.c
+    values = after.offset._asdict() | {"at_ms": after.at_ms}
+    if before is None:
+        insert_absent(connection, positions, [{"namespace": namespace, "shard": shard} | values])
+        return
+    connection.execute(
+        update(positions)
+        .where(
+            columns.namespace == namespace,
+            columns.shard == shard,
+            columns.epoch == before.offset.epoch,
+            columns.counter == before.offset.counter,
+        )
+        .values(**values)
+    )

@@ -1,0 +1,219 @@
+"""
+What no worker could tell the record is told by the events of Redis, and Redis keeps jobs until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from duly.events import Offset
+from duly.job import JobState
+from duly.record.net import Net
+from duly.record.outcomes import write_runs
+from duly.record.places import Place, move
+from duly.record.relay import Relay
+from duly.record.runs import EndedRun
+from duly.store import Keeping
+from tests.record.way.kit import HORIZON_MS, NOW, change, commit, key, position_of, promised, rows_of, runs_of
+from tests.store.kit import claim
+
+
+@pytest.fixture
+def net(database, store):
+    return Net(database, store, generation=lambda: 1, settle_ms=0)
+
+
+@pytest.fixture
+def bring(database, store, namespace):
+    """
+    Rows that are committed and in Redis.
+    """
+    relay = Relay(database, store, horizon_ms=HORIZON_MS, generation=lambda: 1)
+
+    async def bring(*ids: str, due_ms: int = NOW, **columns):
+        rows = [promised(id_, due_ms, namespace=namespace, **columns) for id_ in ids]
+        await commit(database, *rows)
+        await relay.push(rows)
+        await relay.settle()
+        return rows
+
+    return bring
+
+
+async def test_endings_that_no_worker_wrote_get_into_the_rows(net, database, store, bring, clock):
+    await bring("acked", "buried", "open")
+    leases = {lease.key.id: lease for lease in await claim(store)}
+    clock.advance(ms=5)
+    await store.ack(leases["acked"], b'"done"', lateness_ms=7)
+    await store.bury(leases["buried"], b'{"type":"Boom"}', "Boom")
+    assert 0 < await net.run_once()
+    rows = await rows_of(database)
+    assert (JobState.succeeded, b'"done"', 1, NOW, NOW + 5, 7) == (
+        rows["acked"].state,
+        bytes(rows["acked"].outcome),
+        rows["acked"].attempts,
+        rows["acked"].started_ms,
+        rows["acked"].ended_ms,
+        rows["acked"].lateness_ms,
+    )
+    assert (JobState.dead, b'{"type":"Boom"}') == (rows["buried"].state, bytes(rows["buried"].outcome))
+    assert JobState.scheduled == rows["open"].state
+    runs = {run.id: run for run in await runs_of(database)}
+    assert {
+        "acked": (leases["acked"].token, "acked", 1),
+        "buried": (leases["buried"].token, "buried", 1),
+    } == {id_: (run.token, run.word, run.attempt) for id_, run in runs.items()}
+
+
+async def test_endings_by_scripts_get_into_the_rows(net, database, store, bring, clock):
+    await bring("cancelled", due_ms=NOW + 1_000)
+    await bring("expired", due_ms=NOW + 2_000, expires_ms=NOW + 2_500)
+    await bring("crashed", max_crashes=1)
+    [lease] = await claim(store)
+    await store.cancel([key("cancelled")])
+    clock.advance(s=60)
+    await store.recover(0)
+    await store.promote(0, ["mail"])
+    await net.run_once()
+    rows = await rows_of(database)
+    assert {
+        "cancelled": (JobState.cancelled, b'{"type":"cancelled"}', 0, 0),
+        "expired": (JobState.cancelled, b'{"type":"expired"}', 0, 0),
+    } == {
+        id_: (row.state, bytes(row.outcome), row.attempts, row.crashes)
+        for id_, row in rows.items()
+        if id_ != "crashed"
+    }
+    assert (JobState.dead, 0, 1) == (rows["crashed"].state, rows["crashed"].attempts, rows["crashed"].crashes)
+    assert [(lease.token, "recovered", 1)] == [
+        (run.token, run.word, run.attempt) for run in await runs_of(database)
+    ]
+
+
+async def test_crashes_and_attempts_of_open_jobs_are_counted_in_the_row(net, database, store, bring, clock):
+    await bring("a")
+    [lease] = await claim(store)
+    await store.retry(lease, 0, b"{}", "Boom")
+    await claim(store)
+    clock.advance(s=60)
+    await store.recover(0)
+    await net.run_once()
+    row = (await rows_of(database))["a"]
+    assert (JobState.scheduled, 1, 1) == (row.state, row.attempts, row.crashes)
+
+
+async def test_what_a_worker_wrote_or_a_later_revision_says_stays(net, database, store, bring, namespace):
+    written, changed = await bring("written", "changed")
+    for lease in await claim(store):
+        await store.ack(lease, b'"redis"')
+    token = 5
+    run = EndedRun(
+        written.key, written.revision, token, "acked", JobState.succeeded, 1, 1, 0, "w", 1, 2, 3, b'"worker"'
+    )
+    await database.write(lambda connection: write_runs(connection, namespace, [(run, 1)]))
+    await change(database, changed, due_ms=NOW + 9)
+    await net.run_once()
+    rows = await rows_of(database)
+    assert b'"worker"' == bytes(rows["written"].outcome)
+    assert (JobState.scheduled, None) == (rows["changed"].state, rows["changed"].outcome)
+
+
+async def test_the_position_moves_with_what_is_written_and_redis_is_told(
+    net, database, store, feed, bring, clock, raw_meta
+):
+    assert 0 == await net.run_once()
+    assert None is await position_of(database)
+    assert {"record": 0} == await feed.consumers(0), "nothing is trimmed before it was looked at"
+    await bring("a")
+    clock.advance(s=3)
+    [lease] = await claim(store)
+    await store.ack(lease)
+    seen = await net.run_once()
+    last = await feed.last(0)
+    position = await position_of(database)
+    assert seen == last.counter
+    assert (tuple(last), NOW + 3_000) == (
+        (position.epoch, position.counter, position.nonce),
+        position.at_ms,
+    )
+    assert last == await feed.committed("record", 0)
+    assert str(NOW + 3_000).encode() == await raw_meta("recorded_ms")
+    assert 0 == await net.run_once()
+
+
+async def test_ended_jobs_stay_in_redis_until_the_record_has_them(net, database, store, views, bring, clock):
+    store.keeping = Keeping(done_ms=60_000)
+    await bring("a")
+    await net.run_once()
+    clock.advance(s=1)
+    [lease] = await claim(store)
+    await store.ack(lease, b"1")
+    clock.advance(s=3_600)
+    assert (0, False) == await store.prune(0)
+    await bring("b")
+    await net.run_once()
+    assert b"1" == bytes((await rows_of(database))["a"].outcome)
+    assert (1, False) == await store.prune(0)
+
+
+async def test_workers_have_a_moment_to_write_for_themselves(database, store, bring, clock):
+    net = Net(database, store, generation=lambda: 1, settle_ms=2_000)
+    await bring("a")
+    [lease] = await claim(store)
+    await store.ack(lease)
+    assert 0 == await net.run_once()
+    clock.advance(ms=2_000)
+    assert 0 < await net.run_once()
+    assert JobState.succeeded == (await rows_of(database))["a"].state
+
+
+async def test_many_nets_at_once_come_to_the_same(database, store, feed, bring):
+    await bring(*(str(at) for at in range(120)))
+    leases = await claim(store, limit=120)
+    for lease in leases:
+        await store.ack(lease, b"1")
+    nets = [Net(database, store, generation=lambda: 1, settle_ms=0) for _ in range(4)]
+    while any(await asyncio.gather(*(net.run_once() for net in nets))):
+        pass
+    assert {JobState.succeeded.value} == {row.state for row in (await rows_of(database)).values()}
+    assert len(leases) == len(await runs_of(database))
+    assert (await feed.last(0)).counter == (await position_of(database)).counter
+
+
+async def test_a_redis_that_is_behind_the_record_is_left_alone(
+    net, database, store, bring, namespace, caplog
+):
+    await bring("a")
+    await net.run_once()
+    before = await position_of(database)
+    place = Place(Offset(before.epoch, before.counter, before.nonce), before.at_ms)
+    ahead = Place(Offset(before.epoch, before.counter + 50, "00" * 8), NOW + 50)
+    await database.write(lambda connection: move(connection, namespace, 0, place, ahead))
+    assert 0 == await net.run_once()
+    assert 0 == await net.run_once()
+    assert before.counter + 50 == (await position_of(database)).counter
+    assert 1 == caplog.text.count("rolled back")
+
+
+async def test_behind_a_gap_it_goes_on_with_what_is_left(net, database, store, feed, bring, link, caplog):
+    await bring("a")
+    await net.run_once()
+    await bring("b", "c")
+    for lease in await claim(store):
+        await store.ack(lease)
+    last = await feed.last(0)
+    await link.call("XTRIM", store.keys[0].fixed["events"], "MINID", f"{last.counter}-0")
+    await net.run_once()
+    assert "are lost: trimmed" in caplog.text
+    assert last.counter == (await position_of(database)).counter
+    assert 1 <= sum(row.state == JobState.succeeded for row in (await rows_of(database)).values())
+
+
+@pytest.fixture
+def raw_meta(link, store):
+    async def get(name: str):
+        return await link.call("HGET", store.keys[0].fixed["meta"], name)
+
+    return get
