@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import msgspec
 
+from duly.apikeys import KeyRing
 from duly.connection import Link
 from duly.context import CURRENT
 from duly.errors import DulyError, OutcomeUnknown, StoreUnavailable, UsageError
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from duly.middleware import AroundEnqueue, AroundHandler
     from duly.namespace import ServerFacts
     from duly.newjob import Options
-    from duly.record.record import Record
+    from duly.record.assembly import WholeRecord
     from duly.record.sessions import AnySession
     from duly.remote.store import RemoteStore
 
@@ -92,7 +93,7 @@ class Duly:
         self.must_exist = False  #: refuse a namespace that is not there, instead of making it
         self._server: EmbeddedServer | None = None
         self._store: Store | RemoteStore | None = None
-        self._record: Record | None = None
+        self._record: WholeRecord | None = None
         self._waiters: Waiters | RemoteWaiters | None = None
         self._now: Callable[[], int] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -495,6 +496,8 @@ class Duly:
             replace(self.settings, concurrency=concurrency or max(DELIVERIES, self.settings.concurrency)),
             stalled=stalled,
             middleware=self.middleware,
+            outcomes=None if self._record is None else self._record.outcomes(),
+            upkeep=None if self._record is None else self._record.upkeep,
         )
         called.store = cast("CallbackStore", crew.store)
         return crew
@@ -529,6 +532,8 @@ class Duly:
             tracebacks=tracebacks,
             middleware=self.middleware,
             worker=worker,
+            outcomes=None if self._record is None else self._record.outcomes(),
+            upkeep=None if self._record is None else self._record.upkeep,
         )
         if self.hooks.meter is not None:
             self.hooks.meter.working(crew)
@@ -562,7 +567,7 @@ class Duly:
         assert isinstance(backend, Store)  # noqa: S101  # the URL says so
         return backend
 
-    async def queue(self) -> Store | RemoteStore | Record:
+    async def queue(self) -> Store | RemoteStore | WholeRecord:
         """
         What takes jobs and moves them: the record if there is one, else the connected store, or the HTTP
         service that the URL names.
@@ -574,7 +579,7 @@ class Duly:
         backend = await self._backend()
         return self._record or backend
 
-    async def record(self) -> Record:
+    async def record(self) -> WholeRecord:
         """
         The connected record.
 
@@ -603,23 +608,20 @@ class Duly:
                 self._store = store
         return self._store
 
-    async def _open_record(self, store: Store, url: str) -> Record:
+    async def _open_record(self, store: Store, url: str) -> WholeRecord:
+        settings = self.settings
+        record: WholeRecord | None = None
         try:
-            from duly.record.database import Database  # noqa: PLC0415  # packages that need not be there
-            from duly.record.record import Record  # noqa: PLC0415  # as above
-        except ImportError as error:
-            await store.link.aclose()
-            raise UsageError(f"a record needs {error.name}: pip install 'duly[record]'") from error
-        try:
-            record = Record(Database(url), store)
-        except BaseException:
-            await store.link.aclose()
-            raise
-        try:
+            from duly.record.assembly import WholeRecord  # noqa: PLC0415  # packages that need not be there
+
+            record = WholeRecord(url, store, horizon_ms=settings.horizon_ms, keep_ms=settings.record_keep_ms)
             await record.open()
-        except BaseException:
-            await record.aclose()
+        except BaseException as error:
+            if record is not None:
+                await record.aclose()
             await store.link.aclose()
+            if isinstance(error, ImportError):
+                raise UsageError(f"a record needs {error.name}: pip install 'duly[record]'") from error
             raise
         return record
 
@@ -692,7 +694,7 @@ class Duly:
             ensure=None if server is None else _ensure(server),
             timeout_s=settings.socket_timeout_ms / 1000,
         )
-        return kind(
+        store = kind(
             link,
             namespace=settings.namespace,
             shards=settings.shards,
@@ -707,13 +709,28 @@ class Duly:
             ),
             now=self._now,
         )
+        if self._record is not None:
+            store.agree = self._record.guard.agree
+        return store
 
     async def views(self) -> Views:
         """
         Read-only questions to the store.
         """
         backend = await self._backend()
+        if self._record is not None:
+            return self._record.views()
         return Views(backend) if isinstance(backend, Store) else RemoteViews(backend.link)
+
+    async def key_ring(self) -> KeyRing:
+        """
+        The API keys of the namespace.
+
+        Raises:
+            UsageError: ``DULY_API_KEYS`` cannot be read.
+        """
+        store = await self.store()
+        return KeyRing(store, keeper=None if self._record is None else self._record.keys)
 
     async def waiters(self) -> Waiters | RemoteWaiters:
         """
@@ -721,7 +738,10 @@ class Duly:
         """
         backend = await self._backend()
         if self._waiters is None:
-            self._waiters = Waiters(backend) if isinstance(backend, Store) else RemoteWaiters(backend.link)
+            elsewhere = None if self._record is None else self._record.views().get
+            self._waiters = (
+                Waiters(backend, elsewhere) if isinstance(backend, Store) else RemoteWaiters(backend.link)
+            )
         return self._waiters
 
     @property

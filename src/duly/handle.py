@@ -72,9 +72,6 @@ class JobHandle(Generic[R_co]):
             JobNotFound: It was pruned, or never was.
         """
         job = await (await self._app.views()).get(self.key)
-        if job is None and self._app.settings.record is not None:
-            # Far ahead, or over for long: only the record knows of it.
-            job = await (await self._app.record()).get(self.key)
         if job is None:
             msg = f"there is no job {self.key}: it was pruned, or never was"
             raise JobNotFound(msg)

@@ -12,8 +12,9 @@ from duly.errors import JobNotFound
 from duly.job import JobKey, JobState, shard_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
+    from duly.job import Job
     from duly.store import Store
 
 RECHECK_S = 1.0
@@ -25,8 +26,14 @@ class Waiters:
     Who waits for which job, over one subscription.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(
+        self, store: Store, elsewhere: Callable[[JobKey], Awaitable[Job | None]] | None = None
+    ) -> None:
+        """
+        Prepare: *elsewhere* is asked for jobs that the store does not hold, far ahead or over for long.
+        """
         self._store = store
+        self._elsewhere = elsewhere
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self._listener: asyncio.Task[None] | None = None
         self._gate = asyncio.Semaphore(AT_ONCE)
@@ -46,19 +53,25 @@ class Waiters:
             waiting = self._waiting.setdefault(key.member, set())
             waiting.add(future)
             try:
-                answer = await self._watch(key)
-                if not answer:
-                    msg = f"there is no job {key}: it was pruned, or never was"
-                    raise JobNotFound(msg)
-                state = JobState(int(answer[0]))
+                state, outcome = await self._look(key)
                 if state.ended:
-                    return state, answer[2]
+                    return state, outcome
                 # A message may be lost with a connection: look again anyway.
                 await asyncio.wait([future], timeout=RECHECK_S)
             finally:
                 waiting.discard(future)
                 if not waiting:
                     self._waiting.pop(key.member, None)
+
+    async def _look(self, key: JobKey) -> tuple[JobState, bytes]:
+        answer = await self._watch(key)
+        if answer:
+            return JobState(int(answer[0])), answer[2]
+        job = None if self._elsewhere is None else await self._elsewhere(key)
+        if job is None:
+            msg = f"there is no job {key}: it was pruned, or never was"
+            raise JobNotFound(msg)
+        return job.state, job.outcome
 
     async def _watch(self, key: JobKey) -> list[Any]:
         fixed = self._store.keys[shard_of(key.topic, key.id, self._store.shards)].fixed

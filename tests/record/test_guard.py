@@ -15,6 +15,7 @@ from duly.feed import Feed
 from duly.job import JobState
 from duly.record.guard import Guard
 from duly.record.keys import KeptKeys
+from duly.record.rows import AT_ONCE_MS
 from duly.record.tables import positions
 from duly.store import Store
 from tests.record.kit import REVISION, both, change_row, now_ms, read_rows, row, write_rows
@@ -116,7 +117,7 @@ async def test_what_was_accepted_after_the_snapshot_is_taken_there_again(databas
     restore(own_server)
     await guard.agree()
     rows = await read_rows(database)
-    assert rows["b"].relay_ms == rows["b"].due_ms
+    assert rows["b"].relay_ms == rows["b"].due_ms - AT_ONCE_MS
 
 
 async def test_a_loss_that_no_position_shows_is_found_row_by_row(database, queue, guard, own_server):
@@ -136,7 +137,7 @@ async def test_a_loss_that_no_position_shows_is_found_row_by_row(database, queue
     assert 1 == guard.generation
     assert [] == await claim(queue)
     rows = await read_rows(database)
-    assert rows["b"].relay_ms == rows["b"].due_ms
+    assert rows["b"].relay_ms == rows["b"].due_ms - AT_ONCE_MS
 
 
 async def test_an_emptied_queue_gets_back_whatever_has_not_ended(database, queue, guard):
@@ -148,7 +149,7 @@ async def test_an_emptied_queue_gets_back_whatever_has_not_ended(database, queue
     await guard.agree()
     rows = await read_rows(database)
     assert 2 == guard.generation
-    assert rows["open"].relay_ms == rows["open"].due_ms
+    assert rows["open"].relay_ms == rows["open"].due_ms - AT_ONCE_MS
     assert rows["ended"].relay_ms is None
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from duly.job import JobKey, JobState, Order
 from duly.record.reconcile import STEP, Reconciler
+from duly.record.rows import AT_ONCE_MS
 from duly.record.rules import Difference
 from duly.views import Views
 from tests.record.kit import HOUR_MS, REVISION, both, change_row, hydrate, now_ms, read_rows, row, write_rows
@@ -49,7 +50,7 @@ async def test_what_is_missing_is_left_to_the_relay(database, queue, reconcile):
     await write_rows(database, row(queue.namespace, "a"))
     assert {Difference.missing: 1} == (await reconcile()).repaired
     rows = await read_rows(database)
-    assert rows["a"].due_ms == rows["a"].relay_ms
+    assert rows["a"].due_ms - AT_ONCE_MS == rows["a"].relay_ms
     again = await reconcile()
     assert (0, 1) == (sum(again.found.values()), again.on_its_way)
 
@@ -69,7 +70,7 @@ async def test_the_record_wins_over_another_time(database, queue, reconcile):
     assert {Difference.due: 1} == (await reconcile()).repaired
     mended = (await read_rows(database))["a"]
     assert REVISION < mended.revision
-    assert mended.due_ms == mended.relay_ms
+    assert mended.due_ms - AT_ONCE_MS == mended.relay_ms
     await hydrate(queue, mended._asdict())
     await change_row(database, "a", relay_ms=None)
     assert not (await reconcile()).found

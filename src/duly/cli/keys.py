@@ -41,7 +41,7 @@ def _with_ring(
 
     async def main() -> T:
         async with app:
-            done = await work(KeyRing(await app.store()))
+            done = await work(await app.key_ring())
             await note(app, *changes(done))
             return done
 

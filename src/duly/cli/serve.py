@@ -71,10 +71,8 @@ def serve(
     application = api(found, settings)
 
     async def main() -> None:
-        from duly.apikeys import KeyRing
-
         async with found:
-            await check_place(host, KeyRing(await found.store()))
+            await check_place(host, await found.key_ring())
             with listen(host, port) as place:
                 name = f"[{host}]" if ":" in host else host
                 log.info("serving on http://%s:%d", name, place.getsockname()[1])

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 from duly.services.service import Pulse, run_forever
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from typing import Any
+
     from duly.services.service import Service as Duty
 
 
@@ -29,6 +32,13 @@ class Duties:
         if not self._tasks:
             self._tasks["event loop"] = asyncio.create_task(run_forever(_Tick(), self.pulse, "event loop"))
         self._tasks[name] = asyncio.create_task(run_forever(duty, self.pulse, name))
+
+    def keep(self, *loops: Coroutine[Any, Any, None]) -> None:
+        """
+        Run loops until the service ends that may wait for others for as long as it takes.
+        """
+        for loop in loops:
+            self._tasks[f"upkeep {len(self._tasks)}"] = asyncio.create_task(loop)
 
     @property
     def running(self) -> bool:

@@ -17,7 +17,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Route
 
-from duly.apikeys import KeyRing
 from duly.canary import Canary
 from duly.errors import DulyError, JobNotFound
 from duly.group import Group
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import Receive, Scope, Send
 
+    from duly.apikeys import KeyRing
     from duly.app import Duly
     from duly.http.operations import Operation
     from duly.job import Job, JobKey
@@ -77,11 +77,13 @@ class Service:
         """
         store = await self.app.store()
         self.draining = False
-        self.keys = KeyRing(store)
+        self.keys = await self.app.key_ring()
         self.access = Access(self.keys, rate=self.settings.rate, burst=self.settings.burst)
         self.canary = Canary(store)
         self.live = Live(store, most=self.settings.max_streams)
         self.duties.start("events", self.live)
+        if self.app.settings.record is not None:
+            self.duties.keep(*(await self.app.record()).upkeep.loops())
         self.workplace = Workplace(self.app, store)
         self.workplace.open()
 

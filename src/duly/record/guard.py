@@ -91,7 +91,7 @@ class Guard:
         return any(approved != server_id for _, approved in await self._approvals())
 
     async def _server_id(self) -> str:
-        text: bytes = await self._store.link.call("INFO", "everything")
+        text: bytes = await self._store.link.call("INFO", "server", "replication")
         facts = dict(line.partition(":")[::2] for line in text.decode(errors="replace").splitlines())
         return f"{facts.get('run_id', '')}/{facts.get('master_replid', '')}"
 

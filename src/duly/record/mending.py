@@ -10,6 +10,7 @@ from sqlalchemy import bindparam, func, select, update
 
 from duly.job import JobKey, JobState, Lane, Order
 from duly.record.dialects import insert_absent
+from duly.record.rows import AT_ONCE_MS
 from duly.record.rules import Promised
 from duly.record.tables import jobs
 from duly.records import options_of
@@ -128,7 +129,7 @@ def relay_once_more(connection: Connection, namespace: str, rows: Sequence[tuple
         connection,
         update(jobs)
         .where(*_at_revision(namespace), jobs.c.relay_ms.is_(None))
-        .values(relay_ms=jobs.c.due_ms),
+        .values(relay_ms=jobs.c.due_ms - AT_ONCE_MS),
         [_bound(key, revision) for key, revision in rows],
     )
 
@@ -143,7 +144,7 @@ def promise_anew(
         connection,
         update(jobs)
         .where(*_at_revision(namespace))
-        .values(revision=bindparam("new"), relay_ms=jobs.c.due_ms, changed_ms=now_us // 1_000),
+        .values(revision=bindparam("new"), relay_ms=jobs.c.due_ms - AT_ONCE_MS, changed_ms=now_us // 1_000),
         [_bound(key, revision) | {"new": max(revision + 1, now_us)} for key, revision in rows],
     )
 

@@ -18,7 +18,6 @@ from duly.record import writes
 from duly.record.clock import Clock
 from duly.record.commits import Commits, Kind
 from duly.record.dialects import notify
-from duly.record.rows import JobRow, job_of
 from duly.record.schema import require
 from duly.record.sessions import after_commit, within
 from duly.record.writes import Cancelled, Seen, Wanted, Written
@@ -31,8 +30,10 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from duly.connection import Link
-    from duly.job import Job, JobState, Placed
+    from duly.job import JobState, Placed
     from duly.record.database import Database
+    from duly.record.guard import Guard
+    from duly.record.rows import JobRow
     from duly.record.sessions import AnySession
     from duly.store import Store
 
@@ -68,12 +69,19 @@ class Record:
     """
 
     def __init__(
-        self, database: Database, store: Store, *, relay: Relaying | None = None, clock: Clock | None = None
+        self,
+        database: Database,
+        store: Store,
+        *,
+        relay: Relaying | None = None,
+        clock: Clock | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self.database = database
         self.store = store
         self.relay = relay  #: None: rows wait for the relay of another process
         self.clock = clock or Clock(store)
+        self.guard = guard  #: None: somebody else answers for the queue
         self.commits = Commits(database)
         self._namespace = store.namespace
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -89,7 +97,7 @@ class Record:
 
     async def open(self) -> None:
         """
-        Look whether the tables fit, and what time it is at the server.
+        Look whether the tables fit, what time it is at the server, and whether it has lost anything.
 
         Raises:
             RecordUnavailable: The database cannot be reached.
@@ -98,6 +106,9 @@ class Record:
         self._loop = asyncio.get_running_loop()
         await self.database.read(require)
         await self.clock.look()
+        if self.guard is not None:
+            self.store.agree = self.guard.agree
+            await self.guard.agree()
 
     async def aclose(self) -> None:
         """
@@ -256,14 +267,6 @@ class Record:
         strange = [key for key in asked if isinstance(answers[key], LookupError) and key in seen]
         answers |= dict(zip(strange, await self.store.requeue(strange), strict=True))
         return [answers[key] for key in keys]
-
-    async def get(self, key: JobKey) -> Job | None:
-        """
-        The job as its row tells of it, for those that Redis does not hold.
-        """
-        found = await self.database.read(lambda connection: writes.find(connection, self._namespace, [key]))
-        row = found.get(key)
-        return None if row is None else job_of(row, self.clock.now())
 
     async def pause(self, topic: str) -> None:
         """

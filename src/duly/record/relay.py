@@ -102,7 +102,7 @@ class Relay:
         """
         generation = self._generation()
         limit_ms = self._clock.now().floor_ms + self._horizon_ms
-        near = [row for row in rows if row.state == JobState.cancelled or row.due_ms < limit_ms]
+        near = [row for row in rows if row.relay_ms is not None and row.relay_ms < limit_ms]
         if not near:
             return True
         crash_point("push.committed")

@@ -61,6 +61,17 @@ class JobRow(NamedTuple):
         return JobState(self.state).ended
 
 
+#: Subtracted from a due time: at once, and among such rows in the order of their due times.
+AT_ONCE_MS = 10**15
+
+
+def relay_at(due_ms: int, hydrated: int) -> int:
+    """
+    When the relay has to bring a row: near its due time, or at once where Redis has an older revision of it.
+    """
+    return due_ms - AT_ONCE_MS if hydrated else due_ms
+
+
 def next_revision(last: int = 0) -> int:
     """
     The number of a change: the later of its last one plus one and microseconds since 1970.

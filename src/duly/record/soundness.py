@@ -12,6 +12,7 @@ from sqlalchemy import and_, delete, or_, select, tuple_, update
 from duly.events import Offset
 from duly.job import JobKey, JobState
 from duly.record.dialects import insert_absent
+from duly.record.rows import AT_ONCE_MS
 from duly.record.tables import generations, jobs, positions
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ def raise_generation(
         connection.execute(
             update(jobs)
             .where(mine, jobs.c.state == JobState.scheduled, jobs.c.relay_ms.is_(None))
-            .values(relay_ms=jobs.c.due_ms)
+            # At once, not near its time: the queue may have it at an earlier one, from before a change.
+            .values(relay_ms=jobs.c.due_ms - AT_ONCE_MS)
         )
         connection.execute(delete(positions).where(positions.c.namespace == namespace))
     return newest_generation(connection, namespace) or made

@@ -5,14 +5,15 @@ Looking at jobs on both sides alike: those that the queue holds, and those that 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from sqlalchemy import select, tuple_
 
-from duly.codec import decode_envelope
 from duly.errors import UsageError
-from duly.job import Job, JobKey, JobState, Lane
+from duly.job import JobKey, JobState
+from duly.record.rows import JobRow, job_of
 from duly.record.tables import jobs
+from duly.record.writes import find
 from duly.views import PAGE, Page, Views
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from duly.job import Priority
+    from duly.job import Job
+    from duly.record.clock import Clock
     from duly.record.database import Database
     from duly.store import Store
 
@@ -32,9 +34,10 @@ class RecordViews(Views):
     Read-only questions to the queue, and to the record for what the queue does not hold.
     """
 
-    def __init__(self, store: Store, database: Database) -> None:
+    def __init__(self, store: Store, database: Database, clock: Clock) -> None:
         super().__init__(store)
         self._database = database
+        self._clock = clock
 
     async def get_many(self, keys: Sequence[JobKey]) -> list[Job | None]:
         """
@@ -44,8 +47,11 @@ class RecordViews(Views):
         absent = [key for key, job in zip(keys, found, strict=True) if job is None]
         if not absent:
             return found
-        rows = await self._database.read(partial(jobs_of, namespace=self._store.namespace, keys=absent))
-        return [job or rows.get(key) for key, job in zip(keys, found, strict=True)]
+        rows = await self._database.read(partial(find, namespace=self._store.namespace, keys=absent))
+        return [job or self._job(rows.get(key)) for key, job in zip(keys, found, strict=True)]
+
+    def _job(self, row: JobRow | None) -> Job | None:
+        return None if row is None else job_of(row, self._clock.now())
 
     async def page(
         self, state: JobState, topic: str | None = None, *, cursor: str | None = None, limit: int = 100
@@ -71,21 +77,14 @@ class RecordViews(Views):
             partial(waiting, namespace=self._store.namespace, topic=topic, after=after, limit=room)
         )
         # One that was rescheduled a moment ago may still be in the queue: it was on an earlier page.
-        there = await Views.get_many(self, [job.key for _, job in found])
-        cold = [each for each, hot in zip(found, there, strict=True) if hot is None]
-        places = [_place(relay_ms, job.key) for relay_ms, job in cold]
-        last = _place(found[-1][0], found[-1][1].key) if len(found) == room else None
-        return Page([*before.jobs, *(job for _, job in cold)], last, [*before.places, *places])
-
-
-def jobs_of(connection: Connection, namespace: str, keys: Sequence[JobKey]) -> dict[JobKey, Job]:
-    """
-    The jobs that the rows of *keys* stand for.
-    """
-    found = connection.execute(
-        select(jobs).where(jobs.c.namespace == namespace, tuple_(jobs.c.topic, jobs.c.id).in_(list(keys)))
-    )
-    return {JobKey(row.topic, row.id): job_of(row) for row in found}
+        there = await Views.get_many(self, [row.key for row in found])
+        cold = [row for row, hot in zip(found, there, strict=True) if hot is None]
+        now = self._clock.now()
+        return Page(
+            [*before.jobs, *(job_of(row, now) for row in cold)],
+            _place(found[-1]) if len(found) == room else None,
+            [*before.places, *map(_place, cold)],
+        )
 
 
 def waiting(
@@ -94,9 +93,9 @@ def waiting(
     topic: str | None,
     after: tuple[int, str, str] | None,
     limit: int,
-) -> list[tuple[int, Job]]:
+) -> list[JobRow]:
     """
-    Jobs that the queue has not been given yet, soonest first.
+    Rows of jobs that the queue has not been given yet, soonest first.
     """
     place = tuple_(jobs.c.relay_ms, jobs.c.topic, jobs.c.id)
     where = [
@@ -111,36 +110,11 @@ def waiting(
     found = connection.execute(
         select(jobs).where(*where).order_by(jobs.c.relay_ms, jobs.c.topic, jobs.c.id).limit(limit)
     )
-    return [(row.relay_ms, job_of(row)) for row in found]
+    return list(map(JobRow._make, found))
 
 
-def job_of(row: Any) -> Job:
-    """
-    The job that a row stands for.
-    """
-    lane = Lane(row.lane)
-    return Job(
-        topic=row.topic,
-        id=row.id,
-        state=JobState(row.state),
-        revision=row.revision,
-        priority=cast("Priority", "normal" if lane is Lane.callback else lane.name),
-        attempts=row.attempts,
-        crashes=row.crashes,
-        payload=row.payload,
-        due_ms=row.due_ms,
-        started_ms=row.started_ms or 0,
-        ended_ms=row.ended_ms or 0,
-        lateness_ms=row.lateness_ms,
-        outcome=row.outcome or b"",
-        ttr_ms=row.ttr_ms,
-        expires_ms=row.expires_ms,
-        envelope=decode_envelope(row.envelope),
-    )
-
-
-def _place(relay_ms: int, key: JobKey) -> str:
-    return f"{_COLD}{relay_ms} {key.member}"
+def _place(row: JobRow) -> str:
+    return f"{_COLD}{row.relay_ms} {row.key.member}"
 
 
 def _read_cursor(cursor: str) -> tuple[int, str, str] | None:
@@ -148,7 +122,7 @@ def _read_cursor(cursor: str) -> tuple[int, str, str] | None:
     if not place:
         return None
     relay_ms, _, member = place.partition(" ")
-    if not relay_ms.isdigit() or "/" not in member:
+    if not relay_ms.removeprefix("-").isdigit() or "/" not in member:
         msg = f"{cursor!r} is not a cursor of this list: pass the one that the page before gave"
         raise UsageError(msg)
     return int(relay_ms), *JobKey.of(member)

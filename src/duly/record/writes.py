@@ -15,7 +15,7 @@ from sqlalchemy import bindparam, select, update
 from duly.errors import Conflict, DulyError, JobExists, JobNotFound
 from duly.job import JobKey, JobState, Placed
 from duly.record.dialects import insert_absent
-from duly.record.rows import JobRow, due_of, next_revision, row_of, same, state_of
+from duly.record.rows import JobRow, due_of, next_revision, relay_at, row_of, same, state_of
 from duly.record.tables import jobs
 
 if TYPE_CHECKING:
@@ -119,6 +119,7 @@ def _settle(
         else:
             new = row._replace(
                 revision=next_revision(old.revision),
+                relay_ms=relay_at(row.due_ms, old.hydrated),
                 hydrated=old.hydrated,
                 generation=old.generation,
                 accepted_ms=old.accepted_ms,
@@ -203,7 +204,7 @@ def reschedule(
         revision=next_revision(old.revision),
         request=request,
         due_ms=due_ms,
-        relay_ms=due_ms,
+        relay_ms=relay_at(due_ms, old.hydrated),
         changed_ms=now.floor_ms,
     )
     _store(connection, [row])

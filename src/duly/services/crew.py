@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from duly.job import Lease
     from duly.middleware import Middleware
     from duly.record.outcomes import Outcomes
+    from duly.record.upkeep import Upkeep
     from duly.services.service import Service
     from duly.settings import Settings
     from duly.store import Store
@@ -51,9 +52,10 @@ class Crew:
         middleware: Middleware | None = None,
         worker: type[Worker] = Worker,
         outcomes: Outcomes | None = None,
+        upkeep: Upkeep | None = None,
     ) -> None:
         """
-        Prepare: *outcomes* are told to the record, if there is one.
+        Prepare: with a record, *outcomes* are told to it, and its *upkeep* is done beside the work.
         """
         self.store = store = make_store()
         self.pulse = Pulse()
@@ -76,6 +78,7 @@ class Crew:
         self._outcomes = self.worker.running.outcomes = outcomes
         if outcomes is not None:
             outcomes.room = self.worker.running.tell_all
+        self._upkeep = upkeep
         self._duties = Duties(
             store, self._outlooks, settings, name=self.worker.name, claim=self.worker.claim_now
         )
@@ -137,7 +140,9 @@ class Crew:
         One loop for each service.
         """
         services: list[tuple[str, Service]] = [("worker", self.worker), *self._duties.services()]
-        return [run_forever(service, self.pulse, name) for name, service in services]
+        loops = [run_forever(service, self.pulse, name) for name, service in services]
+        # Whether the database answers is no sign of life of this process.
+        return loops + (self._upkeep.loops() if self._upkeep is not None else [])
 
     async def _watch(self) -> None:
         """

@@ -1,0 +1,93 @@
+"""
+What a process with a record does beside its work: relay, follow the events, watch the queue, tidy up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import TYPE_CHECKING, Protocol
+
+from duly.errors import DulyError
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from typing import Any
+
+    from duly.record.guard import Guard
+    from duly.record.net import Net
+    from duly.record.relay import Relay
+    from duly.record.retention import Retention
+
+log = logging.getLogger("duly.record")
+
+WATCH_S = 2.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
+
+
+class Step(Protocol):
+    """
+    One duty: does a bounded step and says how much there was to do.
+    """
+
+    every_s: float
+
+    async def run_once(self) -> int:
+        """
+        Do one step.
+        """
+
+
+class Watch:
+    """
+    Looks whether the queue is still the one that was compared with the record.
+    """
+
+    every_s = WATCH_S
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    async def run_once(self) -> int:
+        """
+        Compare them again if another server answers, or the same one has lost its memory.
+        """
+        if await self._guard.changed_server():
+            await self._guard.agree()
+        return 0
+
+
+class Upkeep:
+    """
+    The duties of a record.  None of them ends because a server is away: it goes on when that is back.
+    """
+
+    def __init__(self, relay: Relay, net: Net, guard: Guard, retention: Retention) -> None:
+        self._relay = relay
+        self._steps: list[tuple[str, Step]] = [
+            ("net", net),
+            ("watch", Watch(guard)),
+            ("retention", retention),
+        ]
+
+    def loops(self) -> list[Coroutine[Any, Any, None]]:
+        """
+        One for each duty, to be cancelled in the end.
+        """
+        return [self._relay.run(asyncio.Event()), *(_keep_on(name, step) for name, step in self._steps)]
+
+
+async def _keep_on(name: str, step: Step) -> None:
+    pause_s = FIRST_PAUSE_S
+    while True:
+        try:
+            busy = await step.run_once()
+        except DulyError as error:
+            log.warning("%s: %s; trying again in %.1f s", name, error, pause_s)
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # jitter, not secrecy
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            continue
+        pause_s = FIRST_PAUSE_S
+        if not busy:
+            await asyncio.sleep(step.every_s * random.uniform(0.9, 1.1))  # as above
