@@ -48,7 +48,8 @@ for at, job in ipairs(fetch(members)) do
     local topic = topic_of(job.member)
     revive(job, topic)
     -- Who asks for it again does not mean the old deadline.
-    if job.options ~= '' then job.options = string.rep('\0', 8) .. string.sub(job.options, 9) end
+    if job.options ~= '' then job.options = NOBODY .. string.sub(job.options, 9) end
+    if job.options == NO_OPTIONS then job.options = '' end
     job.revision, job.request, job.state = revision + at - 1, request, READY
     job[DUE], job[ATTEMPTS], job[CRASHES], job[ENTRY] = now, 0, 0, revision + #members + at - 1
     job[TOKEN], job[NONCE], job[VERB], job[MARKS] = 0, NOBODY, 0, bit.band(job[MARKS], AWAITED)

@@ -39,6 +39,9 @@ local function topic_of(member)
   return cut(member, 1, (find(member, '/', 1, true) or #member + 1) - 1)
 end
 
+-- As good as none.
+local NO_OPTIONS = encode(OPTIONS, 0, 0, UNKNOWN, 0, 0)
+
 -- What was asked for: when it expires, its time to run, how long it is kept, how many crashes it may have.
 local function wishes_of(record, mark)
   if mark % 64 < 32 then return 0, 0, UNKNOWN, 0 end
