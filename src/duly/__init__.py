@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from duly.handlers import Handler, NewJob
     from duly.job import Job, JobState
     from duly.outcome import Bury, Retry, Snooze
+    from duly.replies import Reply
     from duly.settings import Settings
 
 __version__ = "0.1.0"
@@ -57,6 +58,7 @@ _HOMES = {
     "NewJob": "duly.handlers",
     "OutcomeUnknown": "duly.errors",
     "QueueFull": "duly.errors",
+    "Reply": "duly.replies",
     "Retry": "duly.outcome",
     "ServerUnsuitable": "duly.errors",
     "Settings": "duly.settings",
@@ -89,6 +91,7 @@ __all__ = [
     "NewJob",
     "OutcomeUnknown",
     "QueueFull",
+    "Reply",
     "Retry",
     "ServerUnsuitable",
     "Settings",

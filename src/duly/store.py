@@ -11,6 +11,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from duly.bulk import Bulk
+from duly.codec import ASKING
 from duly.errors import (
     Conflict,
     DulyError,
@@ -43,6 +44,7 @@ ENDINGS: tuple[Ending, ...] = get_args(Ending)
 SPEC = Struct(">BQ")
 HAS_OPTIONS, FROM_NOW = 32, 64
 _ON_CONFLICT = {"keep": 0, "replace": 1, "raise": 2}
+ASKS_FOR_REPLY = 4
 
 MAX_MS = 0xFFFFFFFE  #: largest number of milliseconds that a record holds for a duration
 DUE_TOPICS = 64  #: topics whose streams a promote names unasked
@@ -218,6 +220,8 @@ class Store:
             topics[key.topic] = None
             options = options_of(order)
             spec = order.lane << 3 | _ON_CONFLICT[order.on_conflict]
+            if order.envelope.startswith(ASKING):
+                spec |= ASKS_FOR_REPLY
             if options:
                 spec |= HAS_OPTIONS
             if order.due_ms is None:
@@ -617,6 +621,25 @@ class Store:
             },
         )
         return pruned, more == b"1"
+
+    async def reply_take(
+        self, shard: int, name: str, limit: int, *, lease_ms: int
+    ) -> tuple[int, list[tuple[int, bytes, bytes, bytes]]]:
+        """
+        Lease replies of the queue *name*, oldest first.
+
+        The answer is how many were dropped unread, and of each its number, member, head and outcome.
+        """
+        fixed = {"name": name, "limit": limit, "max_bytes": CLAIM_BYTES, "lease_ms": lease_ms}
+        dropped, taken = await self._run("reply_take", shard, (), fixed)
+        return dropped, list(zip(*(taken[at::4] for at in range(4)), strict=True))
+
+    async def reply_ack(self, shard: int, name: str, numbers: Sequence[int]) -> int:
+        """
+        Forget replies of the queue *name*; how many of them were still there.
+        """
+        gone: int = await self._run("reply_ack", shard, (), {"name": name}, numbers, now=False)
+        return gone
 
     async def beat(self, worker: str, about: bytes) -> None:
         """

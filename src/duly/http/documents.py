@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 from duly.backoff import from_wire
 from duly.documents import JobDocument, fields_of
 from duly.durations import parse_duration, parse_time
-from duly.http.grammar import Callback, Duration, JobId, PositiveDuration, Seconds, Time
+from duly.http.grammar import Callback, Duration, JobId, PositiveDuration, QueueName, Seconds, Time
 from duly.job import JobState, check_topic
 from duly.newjob import NewJob
 
@@ -80,6 +80,7 @@ class JobOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     on_conflict: Literal["keep", "replace", "raise"] = "keep"
     retain: Duration | None = None
     callback: Callback | None = None
+    reply_to: QueueName | None = None
 
 
 class JobRequest(JobOptions, kw_only=True, forbid_unknown_fields=True):
@@ -185,6 +186,7 @@ def new_job_of(topic: str, request: JobRequest) -> NewJob[Any]:
         on_conflict=request.on_conflict,
         retain=seconds(request.retain, "retain"),
         callback=request.callback,
+        reply_to=request.reply_to,
     )
 
 

@@ -272,7 +272,7 @@ class AsyncEndpoint:
                 crashes=0,
                 payload=sent.payload,
                 due_ms=placed.due_ms,
-                envelope=Envelope(sent.max_attempts, None, sent.context),
+                envelope=Envelope(max_attempts=sent.max_attempts, context=sent.context),
             )
         job = await handle.get()
         if _context(job).get(MARK) != (sent.context or {})[MARK]:

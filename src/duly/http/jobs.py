@@ -4,7 +4,6 @@ Jobs: create, look at, reschedule, cancel, run again, list.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,7 @@ from duly.http.documents import (
 )
 from duly.http.operations import JOB_ID, PREFER, TOPIC, WAIT, Answer, Operation, Parameter
 from duly.http.problems import Problem
+from duly.http.replies import may_reply_to
 from duly.job import Job, JobKey, JobState, Placed, check_id, check_topic, moment
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ async def create(service: Service, request: Request) -> Response:
     key = idempotency.key_of(request)
     wanted = await read_json(request, _requests, service.settings.body_limit, empty=b"{}")
     wait_s = service.wait_s(request)
+    may_reply_to(request, wanted.reply_to)
     if key is not None:
         wanted = idempotency.marked(wanted, key)
     handle = await service.app.enqueue(new_job_of(request.path_params["topic"], wanted))
@@ -90,6 +91,7 @@ def _created(wanted: JobRequest, placed: Placed) -> JobView:
         expires_at=wanted.expires,
         ttr_ms=None,
         max_attempts=wanted.max_attempts,
+        reply_to=wanted.reply_to,
         context=wanted.context,
         progress=None,
         payload=wanted.payload,
@@ -101,17 +103,13 @@ def _created(wanted: JobRequest, placed: Placed) -> JobView:
 
 async def ended(service: Service, key: JobKey, wait_s: float) -> None:
     """
-    Wait until a job has ended, or for as long as was asked for.
+    Wait until a job has ended, or for as long as was asked for, or until the service is about to end.
 
     Raises:
         JobNotFound: There is no such job.
     """
     waiters = await service.app.waiters()
-    try:
-        async with asyncio.timeout(wait_s):
-            await waiters.ended(key)
-    except TimeoutError:
-        return
+    await service.patiently(waiters.ended(key), wait_s)
 
 
 def job_key(request: Request) -> JobKey:

@@ -100,12 +100,39 @@ class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: str | None = None
     ttr_ms: int | None = None
     max_attempts: int | None = None
+    reply_to: str | None = None
     context: dict[str, Any] | None = None
     progress: msgspec.Raw = _NOTHING
     payload: msgspec.Raw = _NOTHING
     unreadable: str | None = None
     result: msgspec.Raw = _NOTHING
     error: msgspec.Raw = _NOTHING
+
+
+class ReplyAnswer(msgspec.Struct, frozen=True):
+    """
+    What became of one job.
+    """
+
+    id: str
+    job: JobAnswer
+
+
+class RepliesAnswer(msgspec.Struct, frozen=True):
+    """
+    The replies that were there, and how many were dropped unread.
+    """
+
+    replies: list[ReplyAnswer]
+    dropped: int = 0
+
+
+class AckedAnswer(msgspec.Struct, frozen=True):
+    """
+    How many replies were still there.
+    """
+
+    acked: int
 
 
 class PageAnswer(msgspec.Struct, frozen=True):
@@ -181,7 +208,7 @@ def job_of(answer: JobAnswer) -> Job:
         progress=_said(answer.progress),
         ttr_ms=answer.ttr_ms or 0,
         expires_ms=_ms(answer.expires_at),
-        envelope=Envelope(answer.max_attempts, None, answer.context),
+        envelope=Envelope(answer.reply_to, answer.max_attempts, None, answer.context),
     )
 
 

@@ -37,6 +37,7 @@ class JobBody(msgspec.Struct, omit_defaults=True, kw_only=True):
     priority: str = "normal"
     on_conflict: str = "keep"
     retain: str | None = None
+    reply_to: str | None = None
 
 
 def body_of(order: Order, on_conflict: OnConflict | None = None) -> bytes:
@@ -60,6 +61,7 @@ def body_of(order: Order, on_conflict: OnConflict | None = None) -> bytes:
             priority=order.lane.name,
             on_conflict=on_conflict or order.on_conflict,
             retain=None if order.retain_s is None else f"{order.retain_s}s",
+            reply_to=envelope.reply_to,
         )
     )
 

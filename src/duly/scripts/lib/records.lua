@@ -18,7 +18,7 @@
 local SCHEDULED, READY, RUNNING, SUCCEEDED, DEAD, CANCELLED = 0, 1, 2, 3, 4, 5
 local STATES = {[0] = 'scheduled', 'ready', 'running', 'succeeded', 'dead', 'cancelled'}
 local CALLBACK, SUSPECT = 3, 4
-local AWAITED, REPLACED, BODY_DROPPED, ERROR_KEPT = 1, 2, 4, 8
+local AWAITED, REPLACED, BODY_DROPPED, ERROR_KEPT, REPLY = 1, 2, 4, 8, 16
 local VERBS = {ack = 1, retry = 2, bury = 3, release = 4, recover = 5}
 local NUMBER, BASE, OPTIONS = '>I8', '>BI8c6', '>I8I4I4BI4'
 local START, RUN = '>BHHBBI8', '>BHHBBI8I8I4I8c8c8I8I8'
