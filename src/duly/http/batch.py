@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from duly.durations import say_time
 from duly.errors import DulyError
 from duly.group import MAX_JOBS
 from duly.http.answers import Lines
@@ -43,6 +44,7 @@ class BatchLine(msgspec.Struct, omit_defaults=True):
     id: str | None = None
     revision: int | None = None
     state: str | None = None
+    due_at: str | None = None
     problem: dict[str, Any] | None = None
 
 
@@ -150,7 +152,8 @@ def _said(line: int, job: NewJob[Any] | Problem, answer: JobHandle[Any] | DulyEr
         )
     placed = answer.placed
     assert placed is not None  # noqa: S101  # it was just sent
-    return BatchLine(line, placed.word, answer.id, placed.revision, placed.state.name)  # type: ignore[arg-type]  # an enqueue has no other words
+    due_at = say_time(answer.due_at) if answer.due_at else None
+    return BatchLine(line, placed.word, answer.id, placed.revision, placed.state.name, due_at)  # type: ignore[arg-type]  # an enqueue has no other words
 
 
 OPERATIONS = [

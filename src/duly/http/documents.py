@@ -74,6 +74,7 @@ class JobOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     expires: Time | None = None
     ttr: PositiveDuration | None = None
     max_attempts: Annotated[int, Meta(ge=1, le=65_535)] | None = None
+    max_crashes: Annotated[int, Meta(ge=1, le=255)] | None = None
     backoff: FixedBackoff | ExponentialBackoff | IntervalsBackoff | None = None
     context: dict[str, Any] | None = None
     priority: Literal["high", "normal", "low"] = "normal"
@@ -181,6 +182,7 @@ def new_job_of(topic: str, request: JobRequest) -> NewJob[Any]:
         priority=request.priority,
         ttr=seconds(request.ttr, "ttr"),
         max_attempts=request.max_attempts,
+        max_crashes=request.max_crashes,
         backoff=None if words is None else from_wire(words),
         context=request.context,
         on_conflict=request.on_conflict,

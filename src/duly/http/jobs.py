@@ -56,13 +56,14 @@ async def create(service: Service, request: Request) -> Response:
     if key is not None:
         wanted = idempotency.marked(wanted, key)
     handle = await service.app.enqueue(new_job_of(request.path_params["topic"], wanted))
-    headers = {"Location": path_of(handle.key)}
+    placed = handle.placed
+    assert placed is not None  # noqa: S101  # it was just sent
+    # The outcome is not in the document: that is the same, however often a job was sent.
+    headers = {"Location": path_of(handle.key), "Duly-Outcome": placed.word}
     if wait_s:
         await ended(service, handle.key, wait_s)
-    elif handle.created and handle.placed is not None:
-        return answer(
-            _created(wanted, handle.placed), 202, headers | {"ETag": etag_of(handle.placed.revision)}
-        )
+    elif placed.created:
+        return answer(_created(wanted, placed), 202, headers | {"ETag": etag_of(placed.revision)})
     job = await service.job(handle.key)
     if key is not None and not handle.created:
         idempotency.check(job, wanted)
@@ -280,10 +281,14 @@ OPERATIONS = [
         body_required=False,
         answers={
             202: Answer(
-                "accepted: it is stored, and will run when it is due", JobView, headers=("Location", "ETag")
+                "accepted: it is stored, and will run when it is due",
+                JobView,
+                headers=("Location", "ETag", "Duly-Outcome"),
             ),
             200: Answer(
-                "it has ended already, while the client waited", JobView, headers=("Location", "ETag")
+                "it has ended already, while the client waited",
+                JobView,
+                headers=("Location", "ETag", "Duly-Outcome"),
             ),
         },
         problems=("exists", "too-large", "unsupported", "invalid", "key-reused", "full"),

@@ -138,14 +138,14 @@ class Service:
         finally:
             task.cancel()
 
-    def wait_s(self, request: Request) -> float:
+    def wait_s(self, request: Request, *, query: bool = True) -> float:
         """
-        How long a client wants to wait: by `wait` or `Prefer`, as far as is allowed.
+        How long a client wants to wait: by `wait` in the *query* or `Prefer`, as far as is allowed.
 
         Raises:
             Problem: It is no number.
         """
-        said = request.query_params.get("wait")
+        said = request.query_params.get("wait") if query else None
         if said is None:
             preferred = _WAIT.search(request.headers.get("prefer", ""))
             return min(float(preferred[1]), self.settings.max_wait_s) if preferred else 0.0
@@ -190,7 +190,7 @@ def make_service(
                     "Last-Event-ID",
                     "Prefer",
                 ],
-                expose_headers=["ETag", "Location", "Retry-After"],
+                expose_headers=["Duly-Outcome", "ETag", "Location", "Retry-After"],
             )
         )
     starlette = Starlette(
