@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from duly.handlers import Handler, NewJob
     from duly.job import Job, JobState
     from duly.outcome import Bury, Retry, Snooze
+    from duly.replies import Reply
     from duly.settings import Settings
 
 __version__ = "0.1.0"
@@ -59,6 +60,7 @@ _HOMES = {
     "OutcomeUnknown": "duly.errors",
     "QueueFull": "duly.errors",
     "RecordUnavailable": "duly.errors",
+    "Reply": "duly.replies",
     "Retry": "duly.outcome",
     "ServerUnsuitable": "duly.errors",
     "Settings": "duly.settings",
@@ -92,6 +94,7 @@ __all__ = [
     "OutcomeUnknown",
     "QueueFull",
     "RecordUnavailable",
+    "Reply",
     "Retry",
     "ServerUnsuitable",
     "Settings",

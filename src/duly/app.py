@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 import msgspec
 
 from duly.apikeys import KeyRing
+from duly.backoff import wait_ms
 from duly.connection import Link
 from duly.context import CURRENT
 from duly.errors import DulyError, OutcomeUnknown, StoreUnavailable, UsageError
@@ -27,8 +28,10 @@ from duly.job import JobKey, JobState, check_id, check_topic
 from duly.middleware import Middleware, check_async
 from duly.namespace import inspect, require
 from duly.newjob import NewJob, at_least_one, new_job
+from duly.remote.replies import RemoteReplies
 from duly.remote.views import RemoteViews, needs_server
 from duly.remote.waiting import RemoteWaiters
+from duly.replies import Replies, StoreReplies
 from duly.services.crew import Crew, run_together
 from duly.services.worker import Worker
 from duly.settings import Settings
@@ -354,6 +357,28 @@ class Duly:
         A handle on a job that was sent earlier, maybe by somebody else.
         """
         return JobHandle(self, JobKey(check_topic(topic), check_id(id_)))
+
+    def replies(self, name: str, *, wait: Seconds | None = None) -> Replies:
+        """
+        What becomes of jobs that were sent with ``reply_to=name``: ``async for reply in app.replies(name)``.
+
+        A reply is acked when the loop asks for the next one; `Reply.ack` does it earlier.  One that was not
+        acked comes again after 30 s.  Without *wait* it goes on for ever, else until none came for so long.
+
+        Raises:
+            UsageError: No queue can be called so.
+        """
+        wait_s = None if wait is None else wait_ms(wait, "wait") / 1000
+        return Replies(self.reply_queue, check_topic(name, "reply queue"), wait_s)
+
+    async def reply_queue(self) -> StoreReplies | RemoteReplies:
+        """
+        Where replies are taken and acked, a call for each.
+        """
+        queue, waiters = await self.queue(), await self.waiters()
+        if isinstance(waiters, Waiters):
+            return StoreReplies(cast("Store", queue), waiters)
+        return RemoteReplies(waiters.link)
 
     def read_result(self, topic: str, value: Any) -> Any:
         """

@@ -34,13 +34,19 @@ class Unreadable(DulyError):
 
 class Envelope(msgspec.Struct, omit_defaults=True, frozen=True):
     """
-    What travels with a job beside its payload, and only clients read.
+    What travels with a job beside its payload; all but the first only clients read.
     """
 
+    #: the queue that is told of its end; scripts read it, and expect it in the first place
+    reply_to: str | None = None
     max_attempts: int | None = None
     backoff: dict[str, Any] | None = None  #: see `duly.backoff.to_wire`
     context: dict[str, Any] | None = None
     callback: str | None = None  #: where it is delivered to, instead of being run
+
+
+#: How the envelope of a job begins that asks for a reply.
+ASKING = b'{"reply_to":"'
 
 
 def _other(value: Any) -> Any:

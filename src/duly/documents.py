@@ -37,12 +37,41 @@ class JobDocument(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: str | None
     ttr_ms: int | None
     max_attempts: int | None
+    reply_to: str | None
     context: dict[str, Any] | None
     progress: Any
     payload: Any
     unreadable: str | None
     result: Any
     error: dict[str, Any] | None
+
+
+class EndedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What a reply tells of its job.
+    """
+
+    topic: str
+    id: str
+    state: str
+    revision: int
+    priority: str
+    attempts: int
+    crashes: int
+    due_at: str | None
+    started_at: str | None
+    finished_at: str | None
+    lateness_ms: int | None
+    result: Any
+    error: dict[str, Any] | None
+
+
+def ended_fields_of(job: Job) -> dict[str, Any]:
+    """
+    What a reply tells of its job, by its fields.
+    """
+    said = fields_of(job)
+    return {name: said[name] for name in EndedJob.__struct_fields__}
 
 
 def job_document(job: Job) -> JobDocument:
@@ -75,6 +104,7 @@ def fields_of(job: Job) -> dict[str, Any]:
         expires_at=_said(moment(job.expires_ms)),
         ttr_ms=job.ttr_ms or None,
         max_attempts=job.envelope.max_attempts if job.envelope else None,
+        reply_to=job.envelope.reply_to if job.envelope else None,
         context=job.envelope.context if job.envelope else None,
         progress=value_of(job.progress),
         payload=payload,

@@ -91,16 +91,16 @@ class JobKey(NamedTuple):
         return cls(topic, id_)
 
 
-def check_topic(topic: str) -> str:
+def check_topic(topic: str, what: str = "topic") -> str:
     """
-    Return *topic* if it is a valid name.
+    Return *topic* if it is a valid name, as queues of replies have them, too.
 
     Raises:
         UsageError: It is not.
     """
     if not isinstance(topic, str) or not TOPIC.fullmatch(topic):
         msg = (
-            f"invalid topic {topic!r}: use 1 to 100 of the characters A-Z a-z 0-9 . _ - "
+            f"invalid {what} {topic!r}: use 1 to 100 of the characters A-Z a-z 0-9 . _ - "
             "and begin with a letter or a digit"
         )
         raise UsageError(msg)
@@ -156,7 +156,7 @@ class Order(msgspec.Struct, frozen=True, gc=False):
     ttr_ms: int = 0  #: time to run; 0 means the handler's
     retain_s: int | None = None  #: how long to keep it once ended; None means the namespace's
     max_crashes: int = 0  #: 0 means the worker's default
-    envelope: bytes = b""  #: what only clients read: backoff, max_attempts, context
+    envelope: bytes = b""  #: reply_to, and what only clients read: backoff, max_attempts, context
     on_conflict: OnConflict = "keep"
 
 

@@ -73,7 +73,11 @@ FIXED = {
     "audit": "stream   who changed what by hand, in the first shard only",
     "events": "stream   what happened, one packed entry per script call",
     "consumers": "hash     event consumer -> '<counter> <epoch> <nonce>' it committed",
+    "replies": "stream   what became of jobs with a reply_to, all names in one, in the order of their ends",
+    "reply_lines": "zset     '<name> <number>' of each reply, sorted by name",
+    "reply_leases": "zset     the same of each reply that a reader has -> when another one may have it",
+    "reply_drops": "hash     name -> replies dropped unread since its queue was empty",
     "timer": "stream   the earliest due time changed",
     "stop": "channel  '<member> <token>' of a run that must stop",
-    "ended_channel": "channel  member of an awaited job that ended",
+    "ended_channel": "channel  member of an awaited job that ended, or the name of a queue with a new reply",
 }

@@ -60,6 +60,7 @@ class Options(TypedDict, total=False):
     retain: Seconds | None  #: how long to keep it once ended; the namespace's if not said
     max_crashes: int | None  #: the handler's if not said
     callback: str | None  #: a URL to deliver it to, instead of running a handler
+    reply_to: str | None  #: the queue of replies that is told when it has ended
 
 
 class NewJob(msgspec.Struct, Generic[R_co], frozen=True):
@@ -82,6 +83,7 @@ class NewJob(msgspec.Struct, Generic[R_co], frozen=True):
     retain: Seconds | None = None
     max_crashes: int | None = None
     callback: str | None = None
+    reply_to: str | None = None
 
     def options(self, **changes: Unpack[Options]) -> NewJob[R_co]:
         """
@@ -121,6 +123,7 @@ class NewJob(msgspec.Struct, Generic[R_co], frozen=True):
             and self.retain is None
             and self.max_crashes is None
             and self.callback is None
+            and self.reply_to is None
         )
         max_crashes = self.max_crashes
         if self.callback is not None:
@@ -158,7 +161,8 @@ class NewJob(msgspec.Struct, Generic[R_co], frozen=True):
             encode(context, what="context", limit=limits.context)
         words = None if backoff is None else to_wire(backoff)
         callback = None if self.callback is None else parse_url(self.callback).url
-        return encode_envelope(Envelope(max_attempts, words, context or None, callback))
+        reply_to = None if self.reply_to is None else check_topic(self.reply_to, "reply_to")
+        return encode_envelope(Envelope(reply_to, max_attempts, words, context or None, callback))
 
 
 _OPTIONS = Options.__annotations__.keys()

@@ -62,6 +62,13 @@ class Head(NamedTuple):
         """
         return _LANES[self.mark >> 3 & 3]
 
+    @property
+    def priority(self) -> Priority:
+        """
+        What users call the lane; a callback has none of its own.
+        """
+        return cast("Priority", "normal" if self.lane is Lane.callback else self.lane.name)
+
 
 def head_of(data: bytes, at: int = 0) -> tuple[Head, int]:
     """
@@ -191,7 +198,7 @@ def job_of(member: bytes | str, about: list[bytes], worker: str) -> Job:
         id=key.id,
         state=head.state,
         revision=head.revision,
-        priority=cast("Priority", "normal" if head.lane is Lane.callback else head.lane.name),
+        priority=head.priority,
         attempts=head.attempts,
         crashes=head.crashes,
         payload=body[record.envelope_bytes :],

@@ -11,6 +11,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 from duly.bulk import Bulk
+from duly.codec import ASKING
 from duly.errors import (
     Conflict,
     DulyError,
@@ -47,6 +48,8 @@ SPEC = Struct(">BQ")
 PROMISE = Struct(">BQQHH")
 HAS_OPTIONS, FROM_NOW = 32, 64
 _ON_CONFLICT = {"keep": 0, "replace": 1, "raise": 2}
+ASKS_FOR_REPLY = 4
+PROMISED_REPLY = 64  #: the same in a promise of hydrate.lua
 
 MAX_COUNT = 0xFFFF  #: of the runs and crashes that a record counts
 MAX_MS = 0xFFFFFFFE  #: largest number of milliseconds that a record holds for a duration
@@ -246,6 +249,8 @@ class Store:
             topics[key.topic] = None
             options = options_of(order)
             spec = order.lane << 3 | _ON_CONFLICT[order.on_conflict]
+            if order.envelope.startswith(ASKING):
+                spec |= ASKS_FOR_REPLY
             if options:
                 spec |= HAS_OPTIONS
             if order.due_ms is None:
@@ -297,9 +302,15 @@ class Store:
             mark = order.lane << 3 | (JobState.cancelled if promise.cancelled else JobState.scheduled)
             if options:
                 mark |= HAS_OPTIONS
+            asks = order.envelope.startswith(ASKING)
+            if asks:
+                mark |= PROMISED_REPLY
             counts = min(promise.attempts, MAX_COUNT), min(promise.crashes, MAX_COUNT)
             head = PROMISE.pack(mark, order.due_ms or 0, promise.revision, *counts)
-            body = () if promise.cancelled else (order.envelope, order.payload)
+            # Of one that is cancelled only who wants to be told of it matters.
+            body = (
+                (order.envelope if asks else b"",) if promise.cancelled else (order.envelope, order.payload)
+            )
             rest += (order.key.member, head, b"".join((promise.request, options, *body)))
         fixed = {"nonce": new_nonce(), "keep_ms": self.keeping.done_ms, "topic_count": len(topics)}
         words = await self._run("hydrate", shard, topics, fixed, (*topics, *rest))
@@ -708,6 +719,25 @@ class Store:
             },
         )
         return pruned, more == b"1"
+
+    async def reply_take(
+        self, shard: int, name: str, limit: int, *, lease_ms: int
+    ) -> tuple[int, list[tuple[int, bytes, bytes, bytes]]]:
+        """
+        Lease replies of the queue *name*, oldest first.
+
+        The answer is how many were dropped unread, and of each its number, member, head and outcome.
+        """
+        fixed = {"name": name, "limit": limit, "max_bytes": CLAIM_BYTES, "lease_ms": lease_ms}
+        dropped, taken = await self._run("reply_take", shard, (), fixed)
+        return dropped, list(zip(*(taken[at::4] for at in range(4)), strict=True))
+
+    async def reply_ack(self, shard: int, name: str, numbers: Sequence[int]) -> int:
+        """
+        Forget replies of the queue *name*; how many of them were still there.
+        """
+        gone: int = await self._run("reply_ack", shard, (), {"name": name}, numbers, now=False)
+        return gone
 
     async def beat(self, worker: str, about: bytes) -> None:
         """

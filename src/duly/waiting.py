@@ -1,18 +1,18 @@
 """
-Waiting for jobs to end: told by the closing script, and checked each second all the same.
+Waiting for jobs to end, and for replies: told by the closing script, and checked each second all the same.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from duly.errors import JobNotFound
 from duly.job import JobKey, JobState, shard_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from duly.job import Job
     from duly.store import Store
@@ -23,7 +23,7 @@ AT_ONCE = 16  #: looks under way; each has a connection, and thousands may wait
 
 class Waiters:
     """
-    Who waits for which job, over one subscription.
+    Who waits for which job or queue of replies, over one subscription.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Waiters:
         self._elsewhere = elsewhere
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self._listener: asyncio.Task[None] | None = None
-        self._gate = asyncio.Semaphore(AT_ONCE)
+        self.gate = asyncio.Semaphore(AT_ONCE)  #: for who looks
 
     async def ended(self, key: JobKey) -> tuple[JobState, bytes]:
         """
@@ -45,23 +45,32 @@ class Waiters:
         Raises:
             JobNotFound: There is no such job (any more).
         """
-        if self._listener is None or self._listener.done():
-            self._listener = asyncio.create_task(self._listen())
-        loop = asyncio.get_running_loop()
         while True:
-            future: asyncio.Future[None] = loop.create_future()
-            waiting = self._waiting.setdefault(key.member, set())
-            waiting.add(future)
-            try:
+            with self.expecting(key.member) as told:
                 state, outcome = await self._look(key)
                 if state.ended:
                     return state, outcome
                 # A message may be lost with a connection: look again anyway.
-                await asyncio.wait([future], timeout=RECHECK_S)
-            finally:
-                waiting.discard(future)
-                if not waiting:
-                    self._waiting.pop(key.member, None)
+                await asyncio.wait([told], timeout=RECHECK_S)
+
+    @contextmanager
+    def expecting(self, what: str) -> Iterator[asyncio.Future[None]]:
+        """
+        A future that is done when something is told of *what*: a job's member, or a queue of replies.
+
+        Look only within, and nothing falls between look and wait.
+        """
+        if self._listener is None or self._listener.done():
+            self._listener = asyncio.create_task(self._listen())
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = self._waiting.setdefault(what, set())
+        waiting.add(future)
+        try:
+            yield future
+        finally:
+            waiting.discard(future)
+            if not waiting and self._waiting.get(what) is waiting:
+                del self._waiting[what]
 
     async def _look(self, key: JobKey) -> tuple[JobState, bytes]:
         answer = await self._watch(key)
@@ -76,7 +85,7 @@ class Waiters:
     async def _watch(self, key: JobKey) -> list[Any]:
         fixed = self._store.keys[shard_of(key.topic, key.id, self._store.shards)].fixed
         keys = [fixed[name] for name in ("jobs", "outcomes", "due")]
-        async with self._gate:
+        async with self.gate:
             answer: list[Any] = await self._store.link.run("watch", keys, [key.member])
         return answer
 

@@ -48,6 +48,7 @@ class Job(Strict):
     expires_at: str | None
     ttr_ms: int | None  #: null: the handler's
     max_attempts: int | None  #: null: the handler's
+    reply_to: str | None  #: the queue that is told when it has ended
     context: dict[str, Any] | None
     progress: Any
     payload: Any
@@ -62,6 +63,35 @@ class ListedJob(Job):
     """
 
     cursor: str  #: what --after takes to go on behind it
+
+
+class EndedJob(Strict):
+    """
+    A job as it was when it ended.
+    """
+
+    topic: str
+    id: str
+    state: Literal["succeeded", "dead", "cancelled"]
+    revision: int
+    priority: Literal["high", "normal", "low"]
+    attempts: int
+    crashes: int
+    due_at: str | None
+    started_at: str | None
+    finished_at: str | None
+    lateness_ms: int | None
+    result: Any
+    error: Error | None
+
+
+class Reply(Strict):
+    """
+    What became of one job.
+    """
+
+    id: str  #: of the reply: the same when it comes again
+    job: EndedJob
 
 
 class Enqueued(Strict):
@@ -345,6 +375,7 @@ SHAPES: dict[str, tuple[type[Strict], Literal["document", "lines"]]] = {
     "keys create": (NewKey, "document"),
     "keys ls": (Key, "lines"),
     "keys revoke": (Key, "lines"),
+    "replies": (Reply, "lines"),
     "stats": (Stats, "document"),
     "submit": (Submitted, "document"),
     "topics ls": (Topic, "lines"),

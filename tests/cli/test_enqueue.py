@@ -45,13 +45,14 @@ def test_every_option_arrives(duly, arrange):
     words = (
         *("--id", "a", "--due-at", "2099-01-31T10:00:00+01:00", "--expires", "2099-02-01T00:00:00Z"),
         *("--priority", "high", "--ttr", "1m30s", "--max-attempts", "8", "--retain", "1d"),
-        *("--context", "tenant=acme", "--context", "n=1"),
+        *("--context", "tenant=acme", "--context", "n=1", "--reply-to", "inbox"),
     )
     assert 0 == duly("enqueue", "mail", *words).code
     job = job_of(arrange, "mail", "a")
     assert datetime(2099, 1, 31, 9, tzinfo=UTC) == job.due_at
     assert (JobState.scheduled, "high", 90_000) == (job.state, job.priority, job.ttr_ms)
     assert datetime(2099, 2, 1, tzinfo=UTC).timestamp() * 1000 == job.expires_ms
+    assert "inbox" == job.envelope.reply_to
     assert (8, {"tenant": "acme", "n": 1}) == (job.envelope.max_attempts, job.envelope.context)
 
 

@@ -70,12 +70,14 @@ def test_every_option_of_a_line_arrives(duly, arrange):
         "on_conflict": "raise",
         "retain": 3600,
         "max_crashes": 2,
+        "reply_to": "inbox",
     }
     # What has a callback has no priority.
     assert set(lines.Line.__struct_fields__) - {"delay", "callback"} == line.keys()
     code, told = submitted(duly, "--from", "-", stdin=json.dumps(line).encode())
     assert (0, 1) == (code, told.created)
     [job] = jobs_of(arrange, JobState.scheduled)
+    assert "inbox" == job.envelope.reply_to
     assert ("low", 120_000, b"[1]") == (job.priority, job.ttr_ms, job.payload)
     assert (9, {"kind": "fixed", "delay": 5}, {"tenant": "acme"}) == (
         job.envelope.max_attempts,

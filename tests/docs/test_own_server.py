@@ -68,10 +68,25 @@ async def _live(url: str) -> None:
         await Auditor(store).run_pass()
         for verb in (store.recover, store.prune):
             await verb(0)
+        await _reply(app)
         await store.limit("greet", 5)
         await store.limit("greet", None)
         await store.pause("greet")
         await store.resume("greet")
+
+
+async def _reply(app: Duly) -> None:
+    """
+    Let three jobs reply to a queue that keeps two, as on one of 5,000 shards.
+    """
+    store = await app.store()
+    meta = store.keys[0].fixed["meta"]
+    await store.link.call("HSET", meta, "shards", 5_000)
+    for id_ in ("a", "b", "c"):
+        await app.enqueue("told", id=id_, delay=60, reply_to="inbox")
+        await app.job("told", id_).cancel()
+    await store.link.call("HSET", meta, "shards", 1)
+    assert ["b", "c"] == [reply.job.id async for reply in app.replies("inbox", wait=0)]
 
 
 @pytest.mark.parametrize("kind", ["valkey", "redis"])

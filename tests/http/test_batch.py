@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import datetime
 
 import httpx
 import pytest
@@ -115,3 +116,11 @@ async def test_sending_a_batch_again_changes_nothing(client, app):
         assert 3 * SLICE == len(told)
     stats = await (await app.views()).stats()
     assert 3 * SLICE == stats.topics[0].counts[JobState.scheduled.name]
+
+
+async def test_a_line_says_when_its_job_is_due(client, app):
+    body = b'{"id":"a","delay":60}\n{"id":"a"}\n{"id":"b","delay":-1}\n'
+    told = lines_of(await client.post(BATCH, content=body, headers=NDJSON))
+    due_at = (await app.job("mail", "a").get()).due_at
+    assert [due_at, due_at] == [datetime.fromisoformat(line["due_at"]) for line in told[:2]]
+    assert "due_at" not in told[2]

@@ -601,6 +601,26 @@ async def test_a_result_is_there_only_once_there_is_one(make, queue):
         problem(await client.delete(place), 409, "conflict")
 
 
+async def test_a_caller_that_prefers_to_wait_is_answered_with_the_end(make, queue):
+    api = make(lifespan=lifespan(queue))
+    async_endpoint(REFUND, refunding(queue), to=api, queue=queue)
+    body = {"amount": 5, "reason": "late"}
+    async with served(api) as client:
+        # The query is the handler's own: it asks for no wait.
+        plain = await client.post("/orders/7/refund?wait=30", json=body)
+        assert (202, "ready") == (plain.status_code, plain.json()["state"])
+        early = await client.post("/orders/8/refund", json=body, headers={"Prefer": "wait=0.01"})
+        assert (202, "ready") == (early.status_code, early.json()["state"])
+        stop = asyncio.Event()
+        worker = asyncio.create_task(queue.work(stop=stop))
+        ended = await client.post("/orders/9/refund", json=body, headers={"Prefer": "wait=30"})
+        stop.set()
+        await worker
+    assert (200, "succeeded") == (ended.status_code, ended.json()["state"])
+    assert ended.headers["location"]
+    assert ended.headers["x-async-request-id"]
+
+
 async def test_tracebacks_are_not_for_callers(make, queue):
     @queue.handler("hook", max_attempts=1)
     async def hook() -> None:

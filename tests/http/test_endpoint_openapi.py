@@ -94,8 +94,9 @@ def test_the_route_is_described_with_its_model_and_what_it_answers(queue):
     assert [
         ("order_id", "path", True, "integer"),
         ("X-Async-Request-Id", "header", False, "string"),
+        ("Prefer", "header", False, "string"),
     ] == [(each["name"], each["in"], each["required"], each["schema"]["type"]) for each in post["parameters"]]
-    assert {"202", "400", "413", "415", "422", "503"} == set(post["responses"])
+    assert {"200", "202", "400", "413", "415", "422", "503"} == set(post["responses"])
     accepted = post["responses"]["202"]
     assert {"Location", "Retry-After", "X-Async-Request-Id"} == set(accepted["headers"])
     assert "status_code" in accepted["content"]["application/json"]["schema"]["properties"]

@@ -394,3 +394,18 @@ async def test_what_is_not_there_is_a_problem_too(client):
     problem(response, 405, "method-not-allowed")
     assert {"GET", "HEAD", "POST"} == set(response.headers["allow"].replace(" ", "").split(","))
     problem(await client.get("/v1/topics/a%20b/jobs"), 422, "invalid")
+
+
+async def test_the_answer_says_what_sending_did(client):
+    sent = [{"id": "a", "delay": 60}, {"id": "a"}, {"id": "a", "delay": 90, "on_conflict": "replace"}]
+    responses = [await client.post(JOBS, json=body) for body in sent]
+    assert ["created", "kept", "replaced"] == [response.headers["duly-outcome"] for response in responses]
+    waited = await client.post(f"{JOBS}?wait=0.01", json={"id": "a"})
+    assert "kept" == waited.headers["duly-outcome"]
+
+
+async def test_how_many_crashes_a_job_may_have_is_bounded(client):
+    assert 202 == (await client.post(JOBS, json={"max_crashes": 255})).status_code
+    for wrong in (0, 256):
+        refused = await client.post(JOBS, json={"max_crashes": wrong})
+        assert "max_crashes" == problem(refused, 422, "invalid")["field"]

@@ -82,8 +82,9 @@ def make_true(case):
         if not isinstance(job, dict):
             continue
         # 3.0 is a whole number in a schema, and a float to those who read JSON into types.
-        if job.get("max_attempts"):
-            job["max_attempts"] = int(job["max_attempts"])
+        for name in ("max_attempts", "max_crashes"):
+            if job.get(name):
+                job[name] = int(job[name])
         # All labels of a host together have a bound, too.
         if len(job.get("callback") or "") > 200:
             job["callback"] = None

@@ -43,6 +43,7 @@ from duly.http.serve import listen, server_of
 from duly.http.service import make_service
 from duly.http.settings import ServiceSettings
 from duly.newjob import new_job
+from duly.records import read
 from duly.remote.link import RemoteLink
 from duly.remote.waiting import PACE_S
 from duly.store import Want
@@ -239,6 +240,10 @@ async def test_many_jobs_have_an_outcome_each_and_wrong_ones_stop_nobody(produce
         ("mail", "created"),
     ] == words
     assert FAR == outcomes[0].due_at
+    # Also of those that were there, and of those that count from the server's now.
+    there = (await app.job("mail", "there").get()).due_at
+    assert (outcomes[0].due_at, there) == (outcomes[6].due_at, outcomes[5].due_at)
+    assert (await app.job("sms", "a").get()).due_at == outcomes[1].due_at
     assert JobState.scheduled == outcomes[1].placed.state
     assert b"6" == (await app.job("mail", "there").get()).payload
     assert [] == await producer.enqueue_many([])
@@ -463,12 +468,14 @@ async def serving(application, port=0):
         await running
 
 
-async def test_an_option_that_the_service_does_not_know_is_named(remote):
-    with pytest.raises(UsageError, match="max_crashes=1"):
-        await remote.enqueue("mail", max_crashes=1)
-    [refused] = await remote.enqueue_many([remote.add.job(1).options(max_crashes=1)])
-    assert isinstance(refused, UsageError)
-    assert "max_crashes=1" in str(refused)
+async def test_how_many_crashes_a_job_may_have_and_where_it_is_delivered_travel_with_it(producer, app):
+    url = "https://example.com/hook"
+    await producer.enqueue("mail", id="a", max_crashes=7)
+    await producer.enqueue_many([producer.add.job(1).options(id="b", callback=url, max_crashes=8)])
+    store = await app.store()
+    kept = [await store.link.call("HGET", store.keys[0].fixed["jobs"], key) for key in ("mail/a", "add/b")]
+    assert [7, 8] == [read(record).max_crashes for record in kept]
+    assert url == (await app.job("add", "b").get()).envelope.callback
 
 
 async def test_what_the_service_finds_too_large_is_refused(app):

@@ -69,6 +69,7 @@ class Model:
     paused: set[str] = field(default_factory=set)
     called: set[str] = field(default_factory=set)  #: topics with a callback
     limits: dict[str, int] = field(default_factory=dict)
+    replies: list[tuple[str, int, JobState, bytes]] = field(default_factory=list)
     last_number: int = 0  #: the highest revision or token given out so far
 
     @property
@@ -260,6 +261,8 @@ class Model:
         Reach a state that is final for this revision.
         """
         row.state, row.outcome, row.progress, row.timed = state, outcome, b"", True
+        if row.order.envelope.startswith(b'{"reply_to":'):
+            self.replies.append((row.order.key.member, row.revision, state, outcome))
         row.verb = verb or row.verb
         keep_ms = DEAD_MS if state is JobState.dead else DONE_MS
         if state is not JobState.dead and row.order.retain_s is not None:

@@ -13,7 +13,7 @@ import redis
 from redis.exceptions import ResponseError
 
 from duly.job import JobKey, JobState, Lane
-from duly.records import read
+from duly.records import head_of, read
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,6 +59,8 @@ class Snapshot:
     events: int
     wakes: dict[str, int]
     streams: dict[tuple[str, Lane], Stream]
+    replies: dict[str, tuple[str, int, JobState, bytes]]  #: line -> member, revision, state, outcome
+    lines: frozenset[str]
 
     def weight(self, member: str) -> int:
         """
@@ -81,6 +83,8 @@ def take(client: redis.Redis, keys: ShardKeys, topics: Sequence[str]) -> Snapsho
     for name in ("due", "leases", "done", "dead"):
         pipe.execute_command("ZRANGE", fixed[name], 0, -1, "WITHSCORES")
     pipe.execute_command("XLEN", fixed["events"])
+    pipe.execute_command("XRANGE", fixed["replies"], "-", "+")
+    pipe.execute_command("ZRANGE", fixed["reply_lines"], 0, -1)
     for topic in topics:
         pipe.execute_command("LLEN", keys.wake(topic))
         for lane in Lane:
@@ -94,6 +98,8 @@ def take(client: redis.Redis, keys: ShardKeys, topics: Sequence[str]) -> Snapsho
         {member: int(float(score)) for member, score in _texts(next(found)).items()} for _ in range(4)
     )
     events = next(found)
+    replies = dict(_reply(*entry) for entry in next(found))
+    lines = frozenset(line.decode() for line in next(found))
     wakes: dict[str, int] = {}
     streams = {}
     for topic in topics:
@@ -116,7 +122,15 @@ def take(client: redis.Redis, keys: ShardKeys, topics: Sequence[str]) -> Snapsho
         events,
         wakes,
         streams,
+        replies,
+        lines,
     )
+
+
+def _reply(entry: bytes, fields: list[bytes]) -> tuple[str, tuple[str, int, JobState, bytes]]:
+    head, _ = head_of(fields[5])
+    line = f"{fields[1].decode()} {_number(entry):016d}"
+    return line, (fields[3].decode(), head.revision, head.state, fields[7])
 
 
 def job_of(record: bytes) -> SimpleNamespace:
@@ -206,5 +220,11 @@ def check_sizes(shard: Snapshot) -> None:
     apart = {m for m, job in shard.jobs.items() if job.apart and not job.marks & MARK_BODY_DROPPED}
     assert apart == shard.bodies.keys()
     assert shard.outcomes.keys() <= shard.jobs.keys()
+    assert shard.replies.keys() == shard.lines
+    sizes = [
+        2 * line.index(" ") + len(member) + 81 + len(outcome) + 250
+        for line, (member, _, _, outcome) in shard.replies.items()
+    ]
+    assert sum(sizes) == int(shard.meta.get("reply_bytes", "0"))
     assert shard.progress.keys() <= {m for m, job in shard.jobs.items() if job.state is JobState.running}
     assert all(tokens <= 16 for tokens in shard.wakes.values())

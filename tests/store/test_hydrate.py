@@ -243,3 +243,23 @@ async def test_prune_spares_what_the_record_has_not_confirmed(store, raw, clock,
     raw.hset(meta, "recorded_ms", NOW + 20_001)
     assert (2, False) == await store.prune(0)
     look()
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_who_asked_for_a_reply_gets_it_from_a_job_of_the_record(store, cancelled):
+    """
+    Also from one that was cancelled before the queue ever heard of it.
+    """
+    envelope = b'{"reply_to":"answers"}'
+    await store.hydrate([promise("a", 7, NOW, envelope=envelope, cancelled=cancelled)])
+    for lease in await claim(store):
+        await store.ack(lease, b'"done"')
+    _, taken = await store.reply_take(0, "answers", 10, lease_ms=1_000)
+    assert [b"mail/a"] == [member for _, member, _, _ in taken]
+
+
+async def test_a_payload_that_looks_like_an_envelope_asks_for_no_reply(store):
+    await store.hydrate([promise("a", 7, NOW, payload=b'{"reply_to":"answers"}')])
+    [lease] = await claim(store)
+    await store.ack(lease)
+    assert (0, []) == await store.reply_take(0, "answers", 10, lease_ms=1_000)

@@ -256,6 +256,13 @@ async def test_requeue_runs_an_ended_job_again_with_its_counters_at_zero(store, 
     assert [b"1"] == [lease.payload for lease in await claim(store)]
 
 
+async def test_a_requeued_job_without_its_old_deadline_is_the_same_as_one_that_never_had_one(store):
+    await enqueue(store, "a", payload=b"1", expires_ms=1_000_500)
+    await store.cancel([key("a")])
+    await store.requeue([key("a")])
+    assert "kept" == (await enqueue(store, "a", payload=b"1", on_conflict="replace")).word
+
+
 async def test_requeue_of_an_open_or_unknown_job_is_refused_for_that_job_only(store):
     await enqueue(store, "a")
     await enqueue(store, "b")

@@ -89,7 +89,7 @@ def orders(draw: st.DrawFn) -> Order:
         ttr_ms=draw(st.sampled_from([0, 0, 4_000])),
         retain_s=draw(st.sampled_from([None, None, 0, 30, 90])),
         max_crashes=draw(st.sampled_from([0, 0, 1])),
-        envelope=draw(st.sampled_from([b"", b"", b'{"max_attempts":2}'])),
+        envelope=draw(st.sampled_from([b"", b"", b'{"max_attempts":2}', b'{"reply_to":"inbox"}'])),
         on_conflict=draw(st.sampled_from(["keep", "replace", "replace", "raise"])),
     )
 
@@ -462,6 +462,18 @@ class StoreMachine(RuleBasedStateMachine):
         assert ([row.outcome] if row.state.ended else []) == answer[2:]
         row.timed = True
 
+    @rule(limit=st.integers(1, 3), again=st.booleans())
+    def read_replies(self, limit: int, again: bool) -> None:
+        _, taken = self.do(self.store.reply_take(0, "inbox", limit, lease_ms=LEASE_MS))
+        assert len(taken) <= limit
+        told = self.look().replies
+        mine = [told[f"inbox {number:016d}"] for number, *_ in taken]
+        numbers = [number for number, *_ in taken]
+        acked = self.do(self.store.reply_ack(0, "inbox", numbers), again=again)
+        assert (0 if again else len(taken)) == acked
+        for reply in mine:
+            self.model.replies.remove(reply)
+
     # -- life ---------------------------------------------------------------------------------------------
 
     @rule(ms=st.sampled_from([1, 700, 1_000, 4_000, 16_000, 61_000, 101_000]))
@@ -537,6 +549,7 @@ class StoreMachine(RuleBasedStateMachine):
         shard = self.look()
         snapshot.check(shard)
         assert {key.member for key in self.model.rows} == shard.jobs.keys()
+        assert sorted(self.model.replies) == sorted(shard.replies.values())
         for key, row in self.model.rows.items():
             job, member = shard.jobs[key.member], key.member
             assert (row.state, row.revision, row.order.lane) == (job.state, job.revision, job.lane), key

@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from duly import Conflict, Duly, JobFailed, JobNotFound, JobState, QueueFull, UsageError, current_job
+from duly import Conflict, Duly, JobFailed, JobNotFound, JobState, QueueFull, Reply, UsageError, current_job
 from duly.handle import JobHandle
+from duly.sync.replies import SyncReply
 from duly.sync.twin import SyncDuly, SyncJobHandle, SyncViews
 from duly.views import Views
 from tests.sync.conftest import working
@@ -197,13 +198,29 @@ def test_a_plain_handler_may_send_on_through_the_twin(app):
 
 LEFT_OUT = {
     # The twin has no use for them, or they are not verbs.
-    Duly: {"work", "deliver", "store", "queue", "record", "waiters", "views", "aclose"},
+    Duly: {
+        *(
+            "work",
+            "deliver",
+            "store",
+            "queue",
+            "record",
+            "waiters",
+            "views",
+            "reply_queue",
+            "key_ring",
+            "aclose",
+        ),
+    },
     JobHandle: set(),
     Views: set(),
+    Reply: set(),
 }
 
 
-@pytest.mark.parametrize(("kind", "twin"), [(Duly, SyncDuly), (JobHandle, SyncJobHandle), (Views, SyncViews)])
+@pytest.mark.parametrize(
+    ("kind", "twin"), [(Duly, SyncDuly), (JobHandle, SyncJobHandle), (Views, SyncViews), (Reply, SyncReply)]
+)
 def test_every_async_method_has_a_twin_that_takes_the_same(kind, twin):
     names = {
         name

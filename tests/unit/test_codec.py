@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duly.codec import (
+    ASKING,
     Envelope,
     Unreadable,
     decode,
@@ -21,6 +22,7 @@ from duly.codec import (
     signature,
 )
 from duly.errors import UsageError
+from duly.job import TOPIC
 
 LIMIT = 10_000
 
@@ -161,6 +163,7 @@ def test_an_envelope_that_says_nothing_takes_no_space():
 @given(
     st.builds(
         Envelope,
+        st.none() | st.from_regex(TOPIC, fullmatch=True),
         st.none() | st.integers(1, 1_000),
         st.none() | st.dictionaries(st.text(), st.integers(0, 9)),
         st.none() | st.dictionaries(st.text(), json_values, max_size=3),
@@ -168,6 +171,12 @@ def test_an_envelope_that_says_nothing_takes_no_space():
 )
 def test_an_envelope_survives(envelope):
     assert envelope == decode_envelope(encode_envelope(envelope))
+
+
+@given(st.builds(Envelope, st.none() | st.from_regex(TOPIC, fullmatch=True), st.none() | st.just(3)))
+def test_an_envelope_that_asks_for_a_reply_begins_with_that(envelope):
+    # The server's scripts look there.
+    assert encode_envelope(envelope).startswith(ASKING) == (envelope.reply_to is not None)
 
 
 def test_an_envelope_writes_only_what_it_says():

@@ -59,5 +59,7 @@ def test_what_is_no_json_is_shown_all_the_same():
 
 
 def test_what_travels_with_a_job_is_shown():
-    document = job_document(job(JobState.ready, envelope=Envelope(8, None, {"tenant": "acme"}), ttr_ms=500))
+    document = job_document(
+        job(JobState.ready, envelope=Envelope(max_attempts=8, context={"tenant": "acme"}), ttr_ms=500)
+    )
     assert (8, {"tenant": "acme"}, 500) == (document.max_attempts, document.context, document.ttr_ms)

@@ -6,21 +6,21 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from functools import partialmethod
 from typing import TYPE_CHECKING, Any
 
 from duly.callbacks.handler import CallbackHandler
 from duly.handlers import Handlers
 from duly.outcome import Snooze
-from duly.store import PER_CALL, Store
+from duly.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from duly.callbacks.deliver import Deliverer
     from duly.context import CurrentJob
     from duly.handlers import Handler
     from duly.newjob import Limits
-    from duly.store import Claimed, Want
 
 FRESH_S = 1.0  #: how long what was read of topics is believed
 KNOWN = 64  #: topics of callbacks that are asked for at once; tokens and a regular look bring the others back
@@ -61,39 +61,11 @@ class CallbackStore(Store):
     A store that claims callbacks and waits for them.
     """
 
+    claim = partialmethod(Store.claim, callbacks=True)
+
     def __init__(self, called: Called, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._called = called
-
-    async def claim(
-        self,
-        shard: int,
-        wants: Sequence[Want],
-        *,
-        worker: str,
-        number: int,
-        limit: int = PER_CALL,
-        suspects: bool = True,
-        callbacks: bool = True,
-        timer: str = "",
-        role: str = "auto",
-        lease_ms: int | None = None,
-    ) -> Claimed:
-        """
-        Lease callbacks; see `Store.claim`.
-        """
-        return await super().claim(
-            shard,
-            wants,
-            worker=worker,
-            number=number,
-            limit=limit,
-            suspects=suspects,
-            callbacks=callbacks,
-            timer=timer,
-            role=role,
-            lease_ms=lease_ms,
-        )
 
     async def wait(self, topics: Iterable[str], seconds: float) -> bool:
         """

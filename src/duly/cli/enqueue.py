@@ -100,6 +100,7 @@ def pairs(option: str, words: tuple[str, ...]) -> dict[str, Any] | None:
 )
 @click.option("--retain", type=DURATION, help="How long to keep it once it has ended.")
 @click.option("--callback", metavar="URL", help="Deliver it there instead of running a handler.")
+@click.option("--reply-to", metavar="NAME", help="Tell this queue when it has ended: duly replies NAME.")
 @click.option("--context", multiple=True, metavar="NAME=VALUE", help="What travels with the job; repeatable.")
 @click.option(
     "--wait", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait for its end, print the result."

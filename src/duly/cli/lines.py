@@ -43,6 +43,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     retain: float | str | None = None  #: as delay
     max_crashes: int | None = None
     callback: str | None = None  #: a URL
+    reply_to: str | None = None  #: a queue of replies
 
 
 _decoder = msgspec.json.Decoder(Line)
@@ -112,6 +113,7 @@ def _job(text: bytes, topic: str | None) -> NewJob[Any] | UsageError:
             retain=_wait(line.retain, "retain"),
             max_crashes=line.max_crashes,
             callback=line.callback,
+            reply_to=line.reply_to,
         )
     except UsageError as error:
         return error

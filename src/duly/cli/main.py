@@ -36,6 +36,7 @@ COMMANDS = {
     "jobs": ("jobs", "list, show, cancel, reschedule and requeue jobs"),
     "keys": ("keys", "who may do what over HTTP: create, list, revoke API keys"),
     "listen": ("listen", "receive callbacks and check their signatures, for development"),
+    "replies": ("replies", "what became of jobs that were sent with a reply_to"),
     "serve": ("serve", "serve the queue over HTTP until SIGTERM or Ctrl-C"),
     "stats": ("stats", "the queue at a glance"),
     "submit": ("submit", "send many jobs: from JSON lines, or as a load"),
@@ -64,7 +65,7 @@ class Commands(click.Group):
         """
         return sorted(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # as above
         """
         Import one command.
         """

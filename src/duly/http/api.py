@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from starlette.responses import Response
 
-from duly.http import audit, batch, claims, events, health, jobs, leases, meter, topics
+from duly.http import audit, batch, claims, events, health, jobs, leases, meter, replies, topics
 from duly.http.openapi import document
 from duly.http.operations import Answer, Operation
 from duly.http.service import make_service
@@ -32,6 +32,7 @@ OPERATIONS: list[Operation] = [
     *batch.OPERATIONS,
     *claims.OPERATIONS,
     *leases.OPERATIONS,
+    *replies.OPERATIONS,
     *topics.OPERATIONS,
     *audit.OPERATIONS,
     *events.OPERATIONS,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from duly.durations import say_time
 from duly.errors import DulyError
 from duly.group import MAX_JOBS
 from duly.http.answers import Lines
@@ -15,6 +16,7 @@ from duly.http.bodies import JSON, NDJSON, decode, media_type, read_body, too_la
 from duly.http.documents import JobBody, JobRequest, new_job_of
 from duly.http.operations import TOPIC, Answer, Operation
 from duly.http.problems import Problem, problem_of
+from duly.http.replies import may_reply_to
 from duly.job import check_topic
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ class BatchLine(msgspec.Struct, omit_defaults=True):
     id: str | None = None
     revision: int | None = None
     state: str | None = None
+    due_at: str | None = None
     problem: dict[str, Any] | None = None
 
 
@@ -64,7 +67,7 @@ async def create_many(service: Service, request: Request) -> Lines:
             headers={"Accept": ", ".join((*NDJSON, *JSON))},
         )
     # The first slice is stored before the answer begins: a server that is away is a 503 and no half answer.
-    answers = _outcomes(service, topic, lines)
+    answers = _outcomes(service, request, topic, lines)
     first = await anext(answers, b"")
 
     async def stream() -> AsyncIterator[bytes]:
@@ -105,11 +108,11 @@ async def _lines(request: Request, limit: int) -> AsyncIterator[tuple[int, bytes
 
 
 async def _outcomes(
-    service: Service, topic: str, lines: AsyncIterator[tuple[int, bytes | Problem]]
+    service: Service, request: Request, topic: str, lines: AsyncIterator[tuple[int, bytes | Problem]]
 ) -> AsyncIterator[bytes]:
     held: list[tuple[int, NewJob[Any] | Problem]] = []
     async for number, line in lines:
-        held.append((number, _job(topic, line)))
+        held.append((number, _job(request, topic, line)))
         if len(held) >= SLICE:
             yield await _store(service, held)
             held = []
@@ -117,11 +120,13 @@ async def _outcomes(
         yield await _store(service, held)
 
 
-def _job(topic: str, line: bytes | Problem) -> NewJob[Any] | Problem:
+def _job(request: Request, topic: str, line: bytes | Problem) -> NewJob[Any] | Problem:
     if isinstance(line, Problem):
         return line
     try:
-        return new_job_of(topic, decode(_line, line))
+        wanted = decode(_line, line)
+        may_reply_to(request, wanted.reply_to)
+        return new_job_of(topic, wanted)
     except Problem as problem:
         return problem
     except DulyError as error:
@@ -147,7 +152,8 @@ def _said(line: int, job: NewJob[Any] | Problem, answer: JobHandle[Any] | DulyEr
         )
     placed = answer.placed
     assert placed is not None  # noqa: S101  # it was just sent
-    return BatchLine(line, placed.word, answer.id, placed.revision, placed.state.name)  # type: ignore[arg-type]  # an enqueue has no other words
+    due_at = say_time(answer.due_at) if answer.due_at else None
+    return BatchLine(line, placed.word, answer.id, placed.revision, placed.state.name, due_at)  # type: ignore[arg-type]  # an enqueue has no other words
 
 
 OPERATIONS = [

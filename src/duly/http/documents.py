@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 from duly.backoff import from_wire
 from duly.documents import JobDocument, fields_of
 from duly.durations import parse_duration, parse_time
-from duly.http.grammar import Callback, Duration, JobId, PositiveDuration, Seconds, Time
+from duly.http.grammar import Callback, Duration, JobId, PositiveDuration, QueueName, Seconds, Time
 from duly.job import JobState, check_topic
 from duly.newjob import NewJob
 
@@ -74,12 +74,14 @@ class JobOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     expires: Time | None = None
     ttr: PositiveDuration | None = None
     max_attempts: Annotated[int, Meta(ge=1, le=65_535)] | None = None
+    max_crashes: Annotated[int, Meta(ge=1, le=255)] | None = None
     backoff: FixedBackoff | ExponentialBackoff | IntervalsBackoff | None = None
     context: dict[str, Any] | None = None
     priority: Literal["high", "normal", "low"] = "normal"
     on_conflict: Literal["keep", "replace", "raise"] = "keep"
     retain: Duration | None = None
     callback: Callback | None = None
+    reply_to: QueueName | None = None
 
 
 class JobRequest(JobOptions, kw_only=True, forbid_unknown_fields=True):
@@ -180,11 +182,13 @@ def new_job_of(topic: str, request: JobRequest) -> NewJob[Any]:
         priority=request.priority,
         ttr=seconds(request.ttr, "ttr"),
         max_attempts=request.max_attempts,
+        max_crashes=request.max_crashes,
         backoff=None if words is None else from_wire(words),
         context=request.context,
         on_conflict=request.on_conflict,
         retain=seconds(request.retain, "retain"),
         callback=request.callback,
+        reply_to=request.reply_to,
     )
 
 

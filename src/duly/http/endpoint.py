@@ -211,7 +211,7 @@ class AsyncEndpoint:
 
     async def submit(self, request: Request) -> Response:
         """
-        Check a request and queue it; 202.
+        Check a request and queue it; 202, or 200 where the caller prefers to wait and it ends in time.
         """
         asked_id = request.state.async_request_id = _request_id(request)
         body = await read_body(request, self._body_limit)
@@ -230,7 +230,13 @@ class AsyncEndpoint:
         await self._connect()
         handle = await self.queue.enqueue(job)
         stored = await self._stored(handle, job)
-        response = await _call(self._submitted, request, stored) or job_response(stored, 202)
+        # Not by the query: that is the handler's own.
+        wait_s = self._service.wait_s(request, query=False)
+        if wait_s and not stored.state.ended:
+            await ended(self._service, stored.key, wait_s)
+            stored = await handle.get()
+        status = 200 if wait_s and stored.state.ended else 202
+        response = await _call(self._submitted, request, stored) or job_response(stored, status)
         response.headers.setdefault("Location", self.places.status_of(request, stored.id))
         return response
 
@@ -272,7 +278,7 @@ class AsyncEndpoint:
                 crashes=0,
                 payload=sent.payload,
                 due_ms=placed.due_ms,
-                envelope=Envelope(sent.max_attempts, None, sent.context),
+                envelope=Envelope(max_attempts=sent.max_attempts, context=sent.context),
             )
         job = await handle.get()
         if _context(job).get(MARK) != (sent.context or {})[MARK]:

@@ -102,7 +102,7 @@ class Described:
 
     def _submit(self) -> dict[str, Any]:
         parameters = [_parameter(name, kind) for name, kind in self._places.converters.items()]
-        extra: dict[str, Any] = {"parameters": [*parameters, _ASKED]}
+        extra: dict[str, Any] = {"parameters": [*parameters, _ASKED, _said(PREFER)]}
         schema = self._schema()
         if schema is not None:
             extra["requestBody"] = {
@@ -117,7 +117,11 @@ class Described:
             "summary": summary,
             "description": about,
             "response_description": "accepted: it is stored, and a worker will do it",
-            "responses": {202: _job(None, "X-Async-Request-Id", "Location"), **_problems(*_REFUSED)},
+            "responses": {
+                202: _job(None, "X-Async-Request-Id", "Location"),
+                200: _job("it has ended already, while the caller waited", "X-Async-Request-Id", "Location"),
+                **_problems(*_REFUSED),
+            },
             "openapi_extra": extra,
         }
 

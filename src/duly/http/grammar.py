@@ -74,6 +74,7 @@ _WRITE_DURATION = "write seconds, 500ms, 15s, 1h30m, 14d or PT1H30M; years and m
 #: What to say about a text that does not fit.
 ADVICE = {
     CALLBACK_PATTERN: "write a URL such as https://example.com/hook, without a user or a #fragment",
+    TOPIC_PATTERN: "use 1 to 100 of the characters A-Z a-z 0-9 . _ - and begin with a letter or a digit",
     ID_PATTERN: "use 1 to 200 of the characters A-Z a-z 0-9 . _ ~ : @ = + - (and neither '.' nor '..')",
     DURATION_PATTERN: _WRITE_DURATION,
     POSITIVE_PATTERN: f"must be more than zero; {_WRITE_DURATION}",
@@ -115,3 +116,13 @@ Time = Annotated[
     ),
 ]
 JobId = Annotated[str, Meta(pattern=ID_PATTERN, min_length=1, max_length=200, examples=["order-1"])]
+QueueName = Annotated[
+    str,
+    Meta(
+        pattern=TOPIC_PATTERN,
+        min_length=1,
+        max_length=100,
+        description="a queue of replies, which is told when the job has ended",
+        examples=["billing.replies"],
+    ),
+]

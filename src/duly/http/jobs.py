@@ -4,7 +4,6 @@ Jobs: create, look at, reschedule, cancel, run again, list.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,7 @@ from duly.http.documents import (
 )
 from duly.http.operations import JOB_ID, PREFER, TOPIC, WAIT, Answer, Operation, Parameter
 from duly.http.problems import Problem
+from duly.http.replies import may_reply_to
 from duly.job import Job, JobKey, JobState, Placed, check_id, check_topic, moment
 
 if TYPE_CHECKING:
@@ -52,16 +52,18 @@ async def create(service: Service, request: Request) -> Response:
     key = idempotency.key_of(request)
     wanted = await read_json(request, _requests, service.settings.body_limit, empty=b"{}")
     wait_s = service.wait_s(request)
+    may_reply_to(request, wanted.reply_to)
     if key is not None:
         wanted = idempotency.marked(wanted, key)
     handle = await service.app.enqueue(new_job_of(request.path_params["topic"], wanted))
-    headers = {"Location": path_of(handle.key)}
+    placed = handle.placed
+    assert placed is not None  # noqa: S101  # it was just sent
+    # The outcome is not in the document: that is the same, however often a job was sent.
+    headers = {"Location": path_of(handle.key), "Duly-Outcome": placed.word}
     if wait_s:
         await ended(service, handle.key, wait_s)
-    elif handle.created and handle.placed is not None:
-        return answer(
-            _created(wanted, handle.placed), 202, headers | {"ETag": etag_of(handle.placed.revision)}
-        )
+    elif placed.created:
+        return answer(_created(wanted, placed), 202, headers | {"ETag": etag_of(placed.revision)})
     job = await service.job(handle.key)
     if key is not None and not handle.created:
         idempotency.check(job, wanted)
@@ -90,6 +92,7 @@ def _created(wanted: JobRequest, placed: Placed) -> JobView:
         expires_at=wanted.expires,
         ttr_ms=None,
         max_attempts=wanted.max_attempts,
+        reply_to=wanted.reply_to,
         context=wanted.context,
         progress=None,
         payload=wanted.payload,
@@ -101,17 +104,13 @@ def _created(wanted: JobRequest, placed: Placed) -> JobView:
 
 async def ended(service: Service, key: JobKey, wait_s: float) -> None:
     """
-    Wait until a job has ended, or for as long as was asked for.
+    Wait until a job has ended, or for as long as was asked for, or until the service is about to end.
 
     Raises:
         JobNotFound: There is no such job.
     """
     waiters = await service.app.waiters()
-    try:
-        async with asyncio.timeout(wait_s):
-            await waiters.ended(key)
-    except TimeoutError:
-        return
+    await service.patiently(waiters.ended(key), wait_s)
 
 
 def job_key(request: Request) -> JobKey:
@@ -282,10 +281,14 @@ OPERATIONS = [
         body_required=False,
         answers={
             202: Answer(
-                "accepted: it is stored, and will run when it is due", JobView, headers=("Location", "ETag")
+                "accepted: it is stored, and will run when it is due",
+                JobView,
+                headers=("Location", "ETag", "Duly-Outcome"),
             ),
             200: Answer(
-                "it has ended already, while the client waited", JobView, headers=("Location", "ETag")
+                "it has ended already, while the client waited",
+                JobView,
+                headers=("Location", "ETag", "Duly-Outcome"),
             ),
         },
         problems=("exists", "too-large", "unsupported", "invalid", "key-reused", "full"),

@@ -22,6 +22,7 @@ _ALWAYS = ("malformed", "too-many-requests", "unavailable")
 _WITH_KEY = ("unauthenticated", "forbidden")
 
 _HEADERS = {
+    "Duly-Outcome": "what sending the job did: created, kept or replaced",
     "ETag": "the revision of the job, for If-Match",
     "Location": "where the job is",
     "Retry-After": "seconds until it is worth to ask again",

@@ -4,11 +4,12 @@ The service: operations on an app, as an ASGI application.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import re
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -30,7 +31,7 @@ from duly.http.settings import ServiceSettings
 from duly.http.workplace import Workplace
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Coroutine, Sequence
 
     from starlette.responses import Response
     from starlette.types import Receive, Scope, Send
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from duly.job import Job, JobKey
 
 log = logging.getLogger("duly.http")
+
+T = TypeVar("T")
 
 READS = 100  #: jobs that are read in one call
 
@@ -65,6 +68,7 @@ class Service:
         self.metrics = metrics_of(app)  #: None where the extra is not installed
         self.duties = Duties()
         self.draining = False
+        self._ending: asyncio.Future[None] | None = None  #: done when it drains; None where it is not open
         self.workplace: Workplace
 
     async def open(self) -> None:
@@ -78,6 +82,7 @@ class Service:
         store = await self.app.store()
         self.draining = False
         self.keys = await self.app.key_ring()
+        self._ending = asyncio.get_running_loop().create_future()
         self.access = Access(self.keys, rate=self.settings.rate, burst=self.settings.burst)
         self.canary = Canary(store)
         self.live = Live(store, most=self.settings.max_streams)
@@ -92,6 +97,8 @@ class Service:
         Let end what would go on for long: no more requests come.
         """
         self.draining = True
+        if self._ending is not None and not self._ending.done():
+            self._ending.set_result(None)
         self.workplace.end_polls()
         if self.duties.running:
             self.live.wake()
@@ -119,14 +126,28 @@ class Service:
     async def _read(self, keys: list[JobKey]) -> list[Job | None]:
         return await (await self.app.views()).get_many(keys)
 
-    def wait_s(self, request: Request) -> float:
+    async def patiently(
+        self, call: Coroutine[Any, Any, T], wait_s: float, gone: asyncio.Future[None] | None = None
+    ) -> T | None:
         """
-        How long a client wants to wait: by `wait` or `Prefer`, as far as is allowed.
+        What *call* returns if that is in time: not once the service drains, nor once *gone* is done.
+        """
+        task = asyncio.create_task(call)
+        events = [each for each in (task, self._ending, gone) if each is not None]
+        try:
+            await asyncio.wait(events, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            task.cancel()
+
+    def wait_s(self, request: Request, *, query: bool = True) -> float:
+        """
+        How long a client wants to wait: by `wait` in the *query* or `Prefer`, as far as is allowed.
 
         Raises:
             Problem: It is no number.
         """
-        said = request.query_params.get("wait")
+        said = request.query_params.get("wait") if query else None
         if said is None:
             preferred = _WAIT.search(request.headers.get("prefer", ""))
             return min(float(preferred[1]), self.settings.max_wait_s) if preferred else 0.0
@@ -171,7 +192,7 @@ def make_service(
                     "Last-Event-ID",
                     "Prefer",
                 ],
-                expose_headers=["ETag", "Location", "Retry-After"],
+                expose_headers=["Duly-Outcome", "ETag", "Location", "Retry-After"],
             )
         )
     starlette = Starlette(

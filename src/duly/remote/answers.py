@@ -76,6 +76,7 @@ class BatchLine(msgspec.Struct, frozen=True):
     outcome: Literal["created", "kept", "replaced", "refused"]
     revision: int = 0
     state: StateName = "ready"
+    due_at: str | None = None
     problem: Problem | None = None
 
 
@@ -100,12 +101,39 @@ class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: str | None = None
     ttr_ms: int | None = None
     max_attempts: int | None = None
+    reply_to: str | None = None
     context: dict[str, Any] | None = None
     progress: msgspec.Raw = _NOTHING
     payload: msgspec.Raw = _NOTHING
     unreadable: str | None = None
     result: msgspec.Raw = _NOTHING
     error: msgspec.Raw = _NOTHING
+
+
+class ReplyAnswer(msgspec.Struct, frozen=True):
+    """
+    What became of one job.
+    """
+
+    id: str
+    job: JobAnswer
+
+
+class RepliesAnswer(msgspec.Struct, frozen=True):
+    """
+    The replies that were there, and how many were dropped unread.
+    """
+
+    replies: list[ReplyAnswer]
+    dropped: int = 0
+
+
+class AckedAnswer(msgspec.Struct, frozen=True):
+    """
+    How many replies were still there.
+    """
+
+    acked: int
 
 
 class PageAnswer(msgspec.Struct, frozen=True):
@@ -148,7 +176,7 @@ def placed_of(answer: JobAnswer, word: Any) -> Placed:
     Where a job stands, by what its document says.
     """
     key = JobKey(answer.topic, answer.id)
-    return Placed(key, word, answer.revision, _ms(answer.due_at), JobState[answer.state])
+    return Placed(key, word, answer.revision, ms_of(answer.due_at), JobState[answer.state])
 
 
 def outcome_of(answer: JobAnswer) -> bytes:
@@ -171,17 +199,17 @@ def job_of(answer: JobAnswer) -> Job:
         attempts=answer.attempts,
         crashes=answer.crashes,
         payload=bytes(answer.payload) if answer.unreadable is None else answer.unreadable.encode(),
-        due_ms=_ms(answer.due_at),
-        started_ms=_ms(answer.started_at),
-        ended_ms=_ms(answer.finished_at),
+        due_ms=ms_of(answer.due_at),
+        started_ms=ms_of(answer.started_at),
+        ended_ms=ms_of(answer.finished_at),
         lateness_ms=answer.lateness_ms,
         worker=answer.worker or "",
-        lease_ms=_ms(answer.lease_until),
+        lease_ms=ms_of(answer.lease_until),
         outcome=outcome_of(answer),
         progress=_said(answer.progress),
         ttr_ms=answer.ttr_ms or 0,
-        expires_ms=_ms(answer.expires_at),
-        envelope=Envelope(answer.max_attempts, None, answer.context),
+        expires_ms=ms_of(answer.expires_at),
+        envelope=Envelope(answer.reply_to, answer.max_attempts, None, answer.context),
     )
 
 
@@ -190,5 +218,8 @@ def _said(value: msgspec.Raw) -> bytes:
     return b"" if data == b"null" else data
 
 
-def _ms(text: str | None) -> int:
+def ms_of(text: str | None) -> int:
+    """
+    A time in milliseconds; 0 for none.
+    """
     return 0 if text is None else due_at_ms(parse_time(text))

@@ -11,9 +11,10 @@ import msgspec
 
 from duly.codec import decode_envelope
 from duly.durations import say_time
+from duly.job import Lane
 
 if TYPE_CHECKING:
-    from duly.job import OnConflict, Order
+    from duly.job import Order
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _encoder = msgspec.json.Encoder()
@@ -37,9 +38,11 @@ class JobBody(msgspec.Struct, omit_defaults=True, kw_only=True):
     priority: str = "normal"
     on_conflict: str = "keep"
     retain: str | None = None
+    callback: str | None = None
+    reply_to: str | None = None
 
 
-def body_of(order: Order, on_conflict: OnConflict | None = None) -> bytes:
+def body_of(order: Order) -> bytes:
     """
     An order on one line.
     """
@@ -57,9 +60,11 @@ def body_of(order: Order, on_conflict: OnConflict | None = None) -> bytes:
             max_crashes=order.max_crashes or None,
             backoff=envelope.backoff,
             context=envelope.context,
-            priority=order.lane.name,
-            on_conflict=on_conflict or order.on_conflict,
+            priority="normal" if order.lane is Lane.callback else order.lane.name,
+            on_conflict=order.on_conflict,
             retain=None if order.retain_s is None else f"{order.retain_s}s",
+            callback=envelope.callback,
+            reply_to=envelope.reply_to,
         )
     )
 

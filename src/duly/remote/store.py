@@ -12,7 +12,7 @@ import msgspec
 from duly.bulk import Bulk
 from duly.errors import DulyError, OutcomeUnknown, ServerUnsuitable, StoreUnavailable, UsageError
 from duly.job import JobKey, JobState, Order, Placed
-from duly.remote.answers import BatchLine, JobAnswer, error_of, placed_of
+from duly.remote.answers import BatchLine, JobAnswer, error_of, ms_of, placed_of
 from duly.remote.orders import body_of, span, time_text
 
 if TYPE_CHECKING:
@@ -57,21 +57,11 @@ class RemoteStore:
             QueueFull: Its topic is at the backlog limit.
             StoreUnavailable, OutcomeUnknown: See `duly.errors`.
         """
-        # The answer does not tell a job that was made from one that was found, so the question has to.
-        reply = await self._post(order, body_of(order, "raise"))
-        if reply.problem is None:
-            return placed_of(self.link.decode(job_answers, reply), "created")
-        if reply.problem.kind != "exists" or order.on_conflict == "raise":
-            raise self._refusal(order, reply.problem, replayed=reply.replayed)
-        # Where a reply was lost, what is there now is most likely ours.
-        word = "replaced" if order.on_conflict == "replace" else "created" if reply.replayed else "kept"
-        reply = await self._post(order, body_of(order))
+        reply = await self.link.call("POST", f"/v1/topics/{order.key.topic}/jobs", body=body_of(order))
         if reply.problem is not None:
             raise self._refusal(order, reply.problem, replayed=reply.replayed)
-        return placed_of(self.link.decode(job_answers, reply), word)
-
-    async def _post(self, order: Order, body: bytes) -> Reply:
-        return await self.link.call("POST", f"/v1/topics/{order.key.topic}/jobs", body=body)
+        outcome = reply.headers.get("duly-outcome", "created")
+        return placed_of(self.link.decode(job_answers, reply), _word(outcome, reply))
 
     async def enqueue_many(self, orders: Iterable[Order]) -> list[Placed | DulyError]:
         """
@@ -138,21 +128,13 @@ class RemoteStore:
     def _told(self, order: Order, line: BatchLine, reply: Reply) -> Placed | DulyError:
         if line.problem is not None:
             return self._refusal(order, line.problem, replayed=reply.replayed)
-        word: Any = "created" if line.outcome == "kept" and reply.replayed else line.outcome
-        # The line does not say when: what was kept, and what counts from the service's now, is due at no
-        # time that is known here.
-        due_ms = 0 if line.outcome == "kept" else order.due_ms or 0
-        return Placed(order.key, word, line.revision, due_ms, JobState[line.state])
+        word: Any = _word(line.outcome, reply)
+        return Placed(order.key, word, line.revision, ms_of(line.due_at), JobState[line.state])
 
     def _refusal(self, order: Order, problem: Problem, *, replayed: bool) -> DulyError:
         if problem.kind == "exists" and replayed:
             return OutcomeUnknown(
                 f"{order.key} exists: an answer was lost, so by this call or by another one; look at the job"
-            )
-        if problem.field == "max_crashes":
-            return UsageError(
-                f"the service at {self.link.place} does not take max_crashes={order.max_crashes}: leave it "
-                "at 3 for jobs that are sent there, or send them to the queue's own server"
             )
         return error_of(problem, self.link.place)
 
@@ -257,6 +239,11 @@ class RemoteStore:
                 "app with a redis:// URL, where the queue's own server can be reached"
             )
         raise error_of(reply.problem, self.link.place)
+
+
+def _word(outcome: str, reply: Reply) -> str:
+    # Where a reply was lost, what is there now is most likely ours.
+    return "created" if outcome == "kept" and reply.replayed else outcome
 
 
 async def _each(keys: Sequence[JobKey], one: Callable[[JobKey], Awaitable[T]]) -> list[T]:

@@ -26,7 +26,7 @@ class RemoteWaiters:
     """
 
     def __init__(self, link: RemoteLink) -> None:
-        self._link = link
+        self.link = link
 
     async def ended(self, key: JobKey) -> tuple[JobState, bytes]:
         """
@@ -38,14 +38,14 @@ class RemoteWaiters:
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
-            wait_s = SHORT_S if self._link.crowded else LONG_S
-            reply = await self._link.call("GET", path_of(key), params={"wait": f"{wait_s:g}"}, wait_s=wait_s)
+            wait_s = SHORT_S if self.link.crowded else LONG_S
+            reply = await self.link.call("GET", path_of(key), params={"wait": f"{wait_s:g}"}, wait_s=wait_s)
             if reply.problem is not None:
                 if reply.problem.kind == "job-not-found":
                     msg = f"there is no job {key}: it was pruned, or never was"
                     raise JobNotFound(msg)
-                raise error_of(reply.problem, self._link.place)
-            answer = self._link.decode(job_answers, reply)
+                raise error_of(reply.problem, self.link.place)
+            answer = self.link.decode(job_answers, reply)
             state = JobState[answer.state]
             if state.ended:
                 return state, outcome_of(answer)

@@ -18,10 +18,11 @@ from importlib.resources import files
 
 NAMES = (
     "ack approve audit beat bury cancel claim create enqueue extend forget get hydrate pause progress "
-    "promote prune recount recover release requeue reschedule resume retry sweep trim watch"
+    "promote prune recount recover release reply_ack reply_take requeue reschedule resume retry sweep trim "
+    "watch"
 ).split()
 #: What scripts share, in the order in which the parts build on each other.
-PARTS = "clock records changes endings promotion timers".split()
+PARTS = "clock records replies changes endings promotion timers".split()
 _HERE = files("duly.scripts")
 
 #: While a library is loaded the server shows it nothing but `redis.register_function`, so what it defines is
@@ -32,6 +33,9 @@ local scripts
 local function make()
 local redis, string, table, math = redis, string, table, math
 local KEYS, ARGV, lanes_at, {keys}
+local function name_keys(...)
+KEYS, ARGV, lanes_at, {keys} = ...
+end
 {parts}
 local scripts = {{}}
 {scripts}
@@ -40,9 +44,10 @@ end
 {functions}
 """
 #: Every call sets the names of all keys, those that it does not declare to nil: none of another call is left.
+#: One function does, because Lua allows each to use 60 variables of others.
 _SCRIPT = """\
 function scripts.{name}(keys, argv)
-KEYS, ARGV, lanes_at, {keys} = keys, argv, {lanes_at}, {given}
+name_keys(keys, argv, {lanes_at}, {given})
 begin()
 {arguments}
 {body}
@@ -144,7 +149,6 @@ def _function(script: Script, keys: list[str], constants: dict[str, str]) -> str
     body, more = _without_constants(script.body)
     code = _SCRIPT.format(
         name=script.name,
-        keys=", ".join(keys),
         lanes_at=len(own) + 1,
         given=", ".join(f"keys[{own.index(key) + 1}]" if key in own else "nil" for key in keys),
         arguments=_arguments(script.args),

@@ -2,7 +2,7 @@
 -- ack: finish jobs that ran well.
 --
 -- moves    running -> succeeded
--- uses     clock records changes endings
+-- uses     clock records replies changes endings
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters of topics
 --          jobs      hash    member -> record
@@ -13,6 +13,10 @@
 --          done      zset    succeeded and cancelled -> keep until
 --          dead      zset    dead -> keep until
 --          events    stream  what happened
+--          replies   stream  replies of all queues, in the order of their endings
+--          reply_lines   zset    '<name> <number>' of each reply
+--          reply_leases  zset    those handed out -> lease end
+--          reply_drops   hash    name -> replies dropped unread
 --          ended_channel  channel  tells waiters that an awaited job ended
 --          lanes...  stream  seven keys for each topic, see lib/changes.lua
 -- ARGV     now_ms    '' means the server's clock
@@ -50,8 +54,10 @@ for at = 1, total do
     else
       word = 'ok'
       local topic, until_ms, rest = only or topic_of(member), default_ms, cut(record, TOKEN_AT)
-      local late, outcome = ARGV[arg + 2], ''
+      local late, outcome, body = ARGV[arg + 2], '', nil
       if #late > LATE_BYTES then late, outcome = cut(late, 1, LATE_BYTES), cut(late, LATE_BYTES + 1) end
+      local told = outcome
+      if marks >= REPLY then body = mark >= 128 and redis.call('HGET', bodies, member) or cut(record, body_at(mark)) end
       if mark % 64 >= 32 then
         local _, _, retain = wishes_of(record, mark)
         if retain ~= UNKNOWN then until_ms = retain * 1000 end
@@ -70,6 +76,7 @@ for at = 1, total do
       done_scores[2 * closed - 1], done_scores[2 * closed] = now + until_ms, member
       weight = weight + weight_of(member, record, outcome, mark >= 128 and marks % 8 < BODY_DROPPED)
       if marks > 0 or outcome ~= '' then say_ended(member, marks, outcome) end
+      if body then reply(member, body, record, told) end
       if not only then
         count(topic, RUNNING, -1)
         count(topic, SUCCEEDED, 1)

@@ -2,7 +2,7 @@
 -- audit: compare some records with the indexes and streams, and mend what disagrees.
 --
 -- moves    nothing of its own; puts jobs back to where their record says they are
--- uses     clock records changes endings
+-- uses     clock records replies changes endings
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters of topics
 --          jobs      hash    member -> record

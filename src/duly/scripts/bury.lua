@@ -2,7 +2,7 @@
 -- bury: end jobs that cannot succeed; they stay for somebody to look at.
 --
 -- moves    running -> dead
--- uses     clock records changes endings
+-- uses     clock records replies changes endings
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters of topics
 --          jobs      hash    member -> record
@@ -13,6 +13,10 @@
 --          done      zset    succeeded and cancelled -> keep until
 --          dead      zset    dead -> keep until
 --          events    stream  what happened
+--          replies   stream  replies of all queues, in the order of their endings
+--          reply_lines   zset    '<name> <number>' of each reply
+--          reply_leases  zset    those handed out -> lease end
+--          reply_drops   hash    name -> replies dropped unread
 --          ended_channel  channel  tells waiters that an awaited job ended
 --          lanes...  stream  seven keys for each topic, see lib/changes.lua
 -- ARGV     now_ms    '' means the server's clock

@@ -2,7 +2,7 @@
 -- claim: promote what is due, then lease ready jobs of the named topics to a worker.
 --
 -- moves    scheduled -> ready; ready -> running; ready, too late to start -> cancelled
--- uses     clock records changes endings promotion timers
+-- uses     clock records replies changes endings promotion timers
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters and pauses of topics
 --          jobs      hash    member -> record
@@ -15,6 +15,10 @@
 --          dead      zset    dead -> keep until
 --          claims    hash    worker -> its last claim, for a reply that was lost
 --          events    stream  what happened
+--          replies   stream  replies of all queues, in the order of their endings
+--          reply_lines   zset    '<name> <number>' of each reply
+--          reply_leases  zset    those handed out -> lease end
+--          reply_drops   hash    name -> replies dropped unread
 --          ended_channel  channel  tells waiters that an awaited job ended
 --          lanes...  stream  seven keys for each topic, see lib/changes.lua
 -- ARGV     now_ms    '' means the server's clock

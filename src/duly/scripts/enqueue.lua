@@ -2,7 +2,7 @@
 -- enqueue: accept jobs, each new, kept as it was, or in place of an older one with its id.
 --
 -- moves    (new) -> scheduled or ready; with replace also any state -> scheduled or ready
--- uses     clock records changes endings
+-- uses     clock records replies changes endings
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters, limits and pauses of topics
 --          jobs      hash    member -> record
@@ -21,13 +21,13 @@
 --          nonce     of the event entry
 --          topic_count  how many topics follow
 --          topic...  their names; then for each job, all members distinct: member, spec, request with options
---                    with body; spec is 1 byte (on_conflict in the place of the state, lane, options or not,
---                    64 if it waits from now on) and 8 bytes of milliseconds
+--                    with body; spec is 1 byte (on_conflict in the place of the state, with 4 if it asks for a
+--                    reply, lane, options or not, 64 if it waits from now on) and 8 bytes of milliseconds
 -- returns  {now_ms, revision of the first created, for each job due_ms if it was created, its revisions following
 --          each other, else '<word> <revision> <due_ms> <state>', word one of created kept replaced exists full}
 -- cost     O(jobs * log n)
 
-local REPLACE, RAISE = 1, 2
+local REPLACE, RAISE, ASKS = 1, 2, 4
 local SPEC, WAITING, REQUEST_BYTES = '>BI8', '>BI8c6I8', 6
 
 local now_floor, now_ceil = clock(now_ms)
@@ -77,7 +77,7 @@ end
 
 -- An id that is taken: the first answer again, what stands, or a place in `replacing`.
 local function meet(old, at, spec, due_ms, topic)
-  local on_conflict, rest, old_due = spec % 8, ARGV[first + 3 * at - 1], current_due(old)
+  local on_conflict, rest, old_due = spec % ASKS, ARGV[first + 3 * at - 1], current_due(old)
   if old.request == cut(rest, 1, REQUEST_BYTES) then
     answers[at] = answer_of(has_mark(old, REPLACED) and 'replaced' or 'created', old, old_due)
   elseif on_conflict ~= REPLACE then
@@ -120,6 +120,7 @@ end
 local function place(verb, at, topic, spec, number, due_ms, marks)
   local member, rest = members[at], ARGV[first + 3 * at - 1]
   local mark, run = spec % 64 - spec % 8, nil
+  if spec % 8 >= ASKS then marks = marks + REPLY end
   if #rest > INLINE_BYTES then
     local body_at = REQUEST_BYTES + 1 + (mark >= 32 and OPTIONS_BYTES or 0)
     if #rest - body_at >= INLINE_BYTES then

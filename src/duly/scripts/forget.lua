@@ -2,7 +2,7 @@
 -- forget: let go of jobs, in whatever state, because the record says that they are over.
 --
 -- moves    any state -> (gone)
--- uses     clock records changes endings
+-- uses     clock records replies changes endings
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters of topics
 --          jobs      hash    member -> record

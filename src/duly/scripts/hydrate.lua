@@ -2,7 +2,7 @@
 -- hydrate: take over jobs from the record, each with the revision that its row has.
 --
 -- moves    (none), or any state at a lower revision -> scheduled or ready; of a cancelled row -> cancelled
--- uses     clock records changes endings
+-- uses     clock records replies changes endings
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters of topics
 --          jobs      hash    member -> record
@@ -14,6 +14,10 @@
 --          done      zset    succeeded and cancelled -> keep until
 --          dead      zset    dead -> keep until
 --          events    stream  what happened
+--          replies   stream  replies of all queues, in the order of their endings
+--          reply_lines   zset    '<name> <number>' of each reply
+--          reply_leases  zset    those handed out -> lease end
+--          reply_drops   hash    name -> replies dropped unread
 --          timer     stream  the earliest due time changed
 --          stop      channel tells workers to stop a run
 --          ended_channel  channel  tells waiters that an awaited job ended
@@ -23,8 +27,8 @@
 --          keep_ms   how long cancelled jobs are kept
 --          topic_count  how many topics follow
 --          topic...  their names; then for each job, all members distinct: member, promise, request with options
---                    with body; promise is 1 byte (state of the row, scheduled or cancelled, lane, options or not),
---                    due_ms 8, revision 8, attempts 2 and crashes 2 bytes
+--                    with body; promise is 1 byte (state of the row, scheduled or cancelled, lane, options or not,
+--                    64 if a reply is asked for), due_ms 8, revision 8, attempts 2 and crashes 2 bytes
 -- returns  for each job '<word> <revision> <state>' as it stands there now, word one of created replaced kept
 -- cost     O(jobs * log n)
 
@@ -45,7 +49,7 @@ end
 -- What was promised lets no limit refuse it: it counts as accepted since its row was committed.
 local function place(job, old, topic, due_ms, number)
   if old then
-    job[MARKS] = bit.band(old[MARKS], AWAITED)
+    job[MARKS] = job[MARKS] + bit.band(old[MARKS], AWAITED)
     displace(old, topic)
   end
   if due_ms <= now then
@@ -75,7 +79,7 @@ local function cancel(job, old, topic, due_ms)
     old.revision, old.request = job.revision, job.request
     job = old
   else
-    job[DUE], job[MARKS] = due_ms, BODY_DROPPED
+    job[DUE], job[MARKS] = due_ms, job[MARKS] + BODY_DROPPED
     count(topic, job.state, 1)
   end
   if job.state > RUNNING then
@@ -95,8 +99,8 @@ for at, old in ipairs(fetch(members)) do
     words[at] = answer_of('kept', old)
   else
     -- What follows the mark is laid out like a record that waits for its first run.
-    local job = read(members[at], encode(BEGINNING, mark - mark % 8, revision) .. ARGV[arg + 2])
-    job[ATTEMPTS], job[CRASHES] = attempts, crashes
+    local job = read(members[at], encode(BEGINNING, mark % 64 - mark % 8, revision) .. ARGV[arg + 2])
+    job[ATTEMPTS], job[CRASHES], job[MARKS] = attempts, crashes, mark >= 64 and REPLY or 0
     if mark % 8 == CANCELLED then
       job = cancel(job, old, topic, due_ms)
     else

@@ -2,7 +2,7 @@
 -- pause: let no more jobs of a topic be claimed; promotion goes on and running jobs finish.
 --
 -- moves    nothing
--- uses     clock records changes
+-- uses     clock records replies changes
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters and pauses of topics
 --          events    stream  what happened

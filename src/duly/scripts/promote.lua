@@ -2,7 +2,7 @@
 -- promote: move up to `limit` due jobs of the named topics to their ready streams, earliest due first.
 --
 -- moves    scheduled -> ready; scheduled, too late to start -> cancelled
--- uses     clock records changes endings promotion timers
+-- uses     clock records replies changes endings promotion timers
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters of topics
 --          jobs      hash    member -> record
@@ -14,6 +14,10 @@
 --          dead      zset    dead -> keep until
 --          leases    zset    member -> lease end
 --          events    stream  what happened
+--          replies   stream  replies of all queues, in the order of their endings
+--          reply_lines   zset    '<name> <number>' of each reply
+--          reply_leases  zset    those handed out -> lease end
+--          reply_drops   hash    name -> replies dropped unread
 --          ended_channel  channel  tells waiters that an awaited job ended
 --          lanes...  stream  seven keys for each topic, see lib/changes.lua
 -- ARGV     now_ms    '' means the server's clock

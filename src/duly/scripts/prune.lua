@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
--- prune: forget ended jobs that are past their time, or beyond the bytes that may be kept.
+-- prune: forget ended jobs, and replies, that are past their time or beyond the bytes that may be kept.
 --
 -- moves    succeeded, dead, cancelled -> (gone)
--- uses     clock records changes endings
+-- uses     clock records replies changes endings
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters of topics
 --          jobs      hash    member -> record
@@ -12,6 +12,10 @@
 --          done      zset    succeeded and cancelled -> keep until
 --          dead      zset    dead -> keep until
 --          events    stream  what happened
+--          replies   stream  replies of all queues, in the order of their endings
+--          reply_lines   zset    '<name> <number>' of each reply
+--          reply_leases  zset    those handed out -> lease end
+--          reply_drops   hash    name -> replies dropped unread
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
 --          limit     at most this many of each index in one call
@@ -53,4 +57,5 @@ collect(done, tonumber(totals[1]) or 0, tonumber(max_done_bytes), undone)
 collect(dead, tonumber(totals[2]) or 0, tonumber(max_dead_bytes), undead)
 commit(now, nonce)
 if #gone > 0 then redis.call('HDEL', jobs, unpack(gone)) end
+if forget_replies(now, tonumber(limit)) == tonumber(limit) then more = '1' end
 return {#gone, more}

@@ -3,7 +3,7 @@
 --
 -- moves    running, lease over -> scheduled a little later as a suspect, or dead after too many crashes;
 --          -> ready when the crash is not to be counted
--- uses     clock records changes endings
+-- uses     clock records replies changes endings
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters of topics
 --          jobs      hash    member -> record
@@ -15,6 +15,10 @@
 --          done      zset    succeeded and cancelled -> keep until
 --          dead      zset    dead -> keep until
 --          events    stream  what happened
+--          replies   stream  replies of all queues, in the order of their endings
+--          reply_lines   zset    '<name> <number>' of each reply
+--          reply_leases  zset    those handed out -> lease end
+--          reply_drops   hash    name -> replies dropped unread
 --          timer     stream  the earliest due time changed
 --          stop      channel tells workers to stop a run
 --          ended_channel  channel  tells waiters that an awaited job ended

@@ -2,7 +2,7 @@
 -- release: give jobs back unfinished, uncounted, ready at once.
 --
 -- moves    running -> ready
--- uses     clock records changes endings
+-- uses     clock records replies changes endings
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters of topics
 --          jobs      hash    member -> record

@@ -2,7 +2,7 @@
 -- requeue: run ended jobs again, as a new revision with its counters at 0.
 --
 -- moves    succeeded, dead, cancelled -> ready
--- uses     clock records changes endings
+-- uses     clock records replies changes endings
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters of topics
 --          jobs      hash    member -> record
@@ -48,10 +48,11 @@ for at, job in ipairs(fetch(members)) do
     local topic = topic_of(job.member)
     revive(job, topic)
     -- Who asks for it again does not mean the old deadline.
-    if job.options ~= '' then job.options = string.rep('\0', 8) .. string.sub(job.options, 9) end
+    if job.options ~= '' then job.options = NOBODY .. string.sub(job.options, 9) end
+    if job.options == NO_OPTIONS then job.options = '' end
     job.revision, job.request, job.state = revision + at - 1, request, READY
     job[DUE], job[ATTEMPTS], job[CRASHES], job[ENTRY] = now, 0, 0, revision + #members + at - 1
-    job[TOKEN], job[NONCE], job[VERB], job[MARKS] = 0, NOBODY, 0, bit.band(job[MARKS], AWAITED)
+    job[TOKEN], job[NONCE], job[VERB], job[MARKS] = 0, NOBODY, 0, bit.band(job[MARKS], AWAITED + REPLY)
     job[STARTED], job[ENDED], job[LATE], job[WORKER] = 0, 0, UNKNOWN, NOBODY
     line_up(job.member, topic, lane_of(job), job[ENTRY])
     count(topic, READY, 1)

@@ -2,7 +2,7 @@
 -- reschedule: give jobs that have not started another due time, as a new revision.
 --
 -- moves    scheduled, ready -> scheduled
--- uses     clock records changes
+-- uses     clock records replies changes
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters of topics
 --          jobs      hash    member -> record

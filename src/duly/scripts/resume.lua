@@ -2,7 +2,7 @@
 -- resume: let jobs of a paused topic be claimed again; the time it was paused is not lateness.
 --
 -- moves    nothing
--- uses     clock records changes
+-- uses     clock records replies changes
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters and pauses of topics
 --          events    stream  what happened

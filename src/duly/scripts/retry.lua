@@ -2,7 +2,7 @@
 -- retry: schedule jobs again after a failed attempt (counted) or a snooze (not counted).
 --
 -- moves    running -> scheduled
--- uses     clock records changes endings
+-- uses     clock records replies changes endings
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters of topics
 --          jobs      hash    member -> record

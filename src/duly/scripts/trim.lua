@@ -2,7 +2,7 @@
 -- trim: remove events that every registered consumer has committed, but for the last one committed.
 --
 -- moves    nothing
--- uses     clock records changes
+-- uses     clock records replies changes
 -- KEYS     meta      hash    the shard's numbers
 --          events    stream  what happened
 --          consumers hash    consumer -> counter of the last event it committed

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from duly.handle import JobHandle
 from duly.sync.loopthread import LoopThread, forbid_running_loop
+from duly.sync.replies import each_reply
 from duly.views import PAGE
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from duly.job import Job, JobKey, JobState, Placed
     from duly.newjob import NewJob, Options
     from duly.record.sessions import AnySession, Elsewhere
+    from duly.sync.replies import SyncReply
     from duly.views import Page, Stats, Views
 
 T = TypeVar("T")
@@ -111,6 +113,12 @@ class SyncDuly:
         A handle on a job that was sent earlier, maybe by somebody else.
         """
         return SyncJobHandle(self, self.here().job(topic, id_).key)
+
+    def replies(self, name: str, *, wait: Seconds | None = None) -> Iterator[SyncReply]:
+        """
+        What becomes of jobs that were sent with ``reply_to=name``; see `Duly.replies`.
+        """
+        return each_reply(self, name, wait)
 
     # -- topics -------------------------------------------------------------------------------------------
 

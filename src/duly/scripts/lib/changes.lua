@@ -42,6 +42,7 @@ local function begin()
   if undead[1] then undead = {} end
   if stops[1] then stops = {} end
   if endings[1] then endings = {} end
+  if answered[1] then answered = {} end
   if event_verbs[1] then event_verbs, event_rows = {}, {} end
 end
 
@@ -217,6 +218,9 @@ local function commit(now_ms, nonce, worker)
   if #puts > 0 then redis.call('HSET', jobs, unpack(puts)) end
   if #put_bodies > 0 then redis.call('HSET', bodies, unpack(put_bodies)) end
   if #put_outcomes > 0 then redis.call('HSET', outcomes, unpack(put_outcomes)) end
+  if #answered > 0 then
+    for name in pairs(write_replies()) do endings[#endings + 1] = name end
+  end
   for at = 1, #lined_up, 3 do
     redis.call('XADD', lined_up[at], string.format('%d-0', lined_up[at + 1]), 'job', lined_up[at + 2])
   end

@@ -30,7 +30,8 @@ end
 
 -- `keep_ms` is for jobs without a wish of their own; the dead are kept for their reader, whatever the wish.
 local function finish(verb, job, topic, state, now_ms, keep_ms, outcome, reason)
-  local was = job.state
+  local was, told = job.state, outcome
+  local body = has_mark(job, REPLY) and (job.apart and redis.call('HGET', bodies, job.member) or job.body)
   job.state, job[ENDED], job[ENTRY] = state, now_ms, 0
   if state ~= DEAD then
     local _, _, retain = wishes(job)
@@ -51,6 +52,8 @@ local function finish(verb, job, topic, state, now_ms, keep_ms, outcome, reason)
   scores[at + 1], scores[at + 2] = now_ms + keep_ms, job.member
   dropped_progress[#dropped_progress + 1] = job.member
   say_ended(job.member, job[MARKS], outcome)
+  -- The reply is told also what is not kept of the job itself.
+  if body then reply(job.member, body, record, told) end
 end
 
 -- Take an ended job off the indexes and forget its outcome; its record is the caller's to write.

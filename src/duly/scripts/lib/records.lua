@@ -18,7 +18,7 @@
 local SCHEDULED, READY, RUNNING, SUCCEEDED, DEAD, CANCELLED = 0, 1, 2, 3, 4, 5
 local STATES = {[0] = 'scheduled', 'ready', 'running', 'succeeded', 'dead', 'cancelled'}
 local CALLBACK, SUSPECT = 3, 4
-local AWAITED, REPLACED, BODY_DROPPED, ERROR_KEPT = 1, 2, 4, 8
+local AWAITED, REPLACED, BODY_DROPPED, ERROR_KEPT, REPLY = 1, 2, 4, 8, 16
 local VERBS = {ack = 1, retry = 2, bury = 3, release = 4, recover = 5}
 local NUMBER, BASE, OPTIONS = '>I8', '>BI8c6', '>I8I4I4BI4'
 local START, RUN = '>BHHBBI8', '>BHHBBI8I8I4I8c8c8I8I8'
@@ -38,6 +38,9 @@ local function topic_of(member)
   -- A member without a slash is none of ours, and must not stop the line either.
   return cut(member, 1, (find(member, '/', 1, true) or #member + 1) - 1)
 end
+
+-- As good as none.
+local NO_OPTIONS = encode(OPTIONS, 0, 0, UNKNOWN, 0, 0)
 
 -- What was asked for: when it expires, its time to run, how long it is kept, how many crashes it may have.
 local function wishes_of(record, mark)
