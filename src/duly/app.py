@@ -20,7 +20,7 @@ from duly.apikeys import KeyRing
 from duly.backoff import wait_ms
 from duly.connection import Link
 from duly.context import CURRENT
-from duly.errors import DulyError, OutcomeUnknown, StoreUnavailable, UsageError
+from duly.errors import DulyError, OutcomeUnknown, ServerUnsuitable, StoreUnavailable, UsageError
 from duly.handle import JobHandle
 from duly.handlers import Handlers
 from duly.hooks import Hooks
@@ -97,6 +97,7 @@ class Duly:
         self._server: EmbeddedServer | None = None
         self._store: Store | RemoteStore | None = None
         self._record: WholeRecord | None = None
+        self._unrecorded = False  #: the namespace was seen to have no record
         self._waiters: Waiters | RemoteWaiters | None = None
         self._now: Callable[[], int] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -480,7 +481,8 @@ class Duly:
             msg = "there is no handler: decorate a function with @app.handler(topic)"
             raise UsageError(msg)
         self._need_time("app.work()")
-        await self.store()
+        self._need_server()
+        await self.queue()
         self.middleware.look_for_telemetry()
         settings = self.settings
         if concurrency is not None:
@@ -505,7 +507,8 @@ class Duly:
             UsageError: There is no secret to sign with, or another setting of callbacks is wrong.
         """
         self._need_time("app.deliver()")
-        await self.store()
+        self._need_server()
+        await self.queue()
         self.middleware.look_for_telemetry()
         await self._deliverers(concurrency, stalled).run(stop or asyncio.Event())
 
@@ -602,7 +605,19 @@ class Duly:
             ServerUnsuitable, LayoutMismatch: It does not fit.
         """
         backend = await self._backend()
+        if self._record is None and isinstance(backend, Store):
+            await self._need_no_record(backend)
         return self._record or backend
+
+    async def _need_no_record(self, store: Store) -> None:
+        """
+        Refuse to move jobs behind the back of a record.
+        """
+        if self._unrecorded:
+            return
+        if await store.link.call("HGET", store.keys[0].fixed["meta"], "record"):
+            raise ServerUnsuitable(store.needs_record())
+        self._unrecorded = True
 
     async def record(self) -> WholeRecord:
         """
@@ -625,6 +640,7 @@ class Duly:
         if self._connecting is None or self._loop is not loop:
             self._loop, self._connecting = loop, asyncio.Lock()
             self._store = self._record = self._waiters = None
+            self._unrecorded = False
         async with self._connecting:
             if self._store is None:
                 store = await self._connect()

@@ -768,6 +768,15 @@ class Store:
             fixed = {"record_id": record_id, "generation": generation, "server_id": server_id}
             await self._run("approve", shard, (), fixed)
 
+    def needs_record(self) -> str:
+        """
+        What to say to who would move jobs behind the back of the record.
+        """
+        return (
+            f"namespace {self.namespace!r} at {self.link.place} has a record: its jobs are sent, moved and "
+            "run only together with it. Say record=URL, set DULY_RECORD, or write it into duly.toml"
+        )
+
     # -- the call itself ----------------------------------------------------------------------------------
 
     async def _run(  # the shape of every script call
@@ -822,11 +831,7 @@ class Store:
         elif "UNSOUND" not in str(error):
             raise error
         elif self.agree is None:
-            msg = (
-                f"namespace {self.namespace!r} at {self.link.place} has a record: its jobs are claimed only "
-                "together with it. Say record=URL, set DULY_RECORD, or write it into duly.toml"
-            )
-            raise ServerUnsuitable(msg) from error
+            raise ServerUnsuitable(self.needs_record()) from error
         else:
             await self.agree()
 

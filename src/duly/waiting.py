@@ -75,7 +75,7 @@ class Waiters:
     async def _look(self, key: JobKey) -> tuple[JobState, bytes]:
         answer = await self._watch(key)
         if answer:
-            return JobState(int(answer[0])), answer[2]
+            return JobState(int(answer[0])), answer[2] if len(answer) > 2 else b""
         job = None if self._elsewhere is None else await self._elsewhere(key)
         if job is None:
             msg = f"there is no job {key}: it was pruned, or never was"

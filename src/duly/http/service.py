@@ -78,8 +78,10 @@ class Service:
         Raises:
             UsageError: ``DULY_API_KEYS`` cannot be read.
             StoreUnavailable: The server cannot be reached.
+            ServerUnsuitable: It does not fit, or the queue has a record and the service has not.
         """
         store = await self.app.store()
+        await self.app.queue()
         self.draining = False
         self.keys = await self.app.key_ring()
         self._ending = asyncio.get_running_loop().create_future()

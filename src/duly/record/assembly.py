@@ -36,7 +36,7 @@ class WholeRecord(Record):
         Raises:
             UsageError: The URL is none of a database that can be a record.
         """
-        database, clock = Database(url), Clock(store)
+        database, clock = Database(url), Clock(store, horizon_ms)
         guard = Guard(database, store, hint=self.hint)
         relay = Relay(database, store, horizon_ms=horizon_ms, generation=self.generation, clock=clock)
         super().__init__(database, store, relay=relay, clock=clock, guard=guard)

@@ -28,6 +28,7 @@ class Moment(NamedTuple):
 
     floor_ms: int
     ceil_ms: int
+    far_ms: int = 2**62  #: what is due later than this waits in the record
 
 
 class Clock:
@@ -37,7 +38,8 @@ class Clock:
     Until the server has been seen, and while it is away from the beginning, this machine's own time counts.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, horizon_ms: int = 2**60) -> None:
+        self._horizon_ms = horizon_ms
         self._store = store
         self._ahead_us: int | None = None  #: of the server's clock before this machine's steady one
         self._again_s = 0.0
@@ -48,12 +50,12 @@ class Clock:
         """
         given = self._store.now_ms(0)
         if given:
-            return Moment(given, given)  # the clock of a test
+            return Moment(given, given, given + self._horizon_ms)  # the clock of a test
         if self._ahead_us is None:
             us = time.time_ns() // 1_000
         else:
             us = time.monotonic_ns() // 1_000 + self._ahead_us
-        return Moment(us // 1_000, -(-us // 1_000))
+        return Moment(us // 1_000, -(-us // 1_000), us // 1_000 + self._horizon_ms)
 
     async def look(self) -> None:
         """

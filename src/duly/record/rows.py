@@ -65,11 +65,14 @@ class JobRow(NamedTuple):
 AT_ONCE_MS = 10**15
 
 
-def relay_at(due_ms: int, hydrated: int) -> int:
+def relay_at(old: JobRow, due_ms: int, now: Moment) -> int:
     """
-    When the relay has to bring a row: near its due time, or at once where Redis has an older revision of it.
+    When the relay has to bring a new revision: at once, as Redis may have the old one and would run it.
+
+    Near its due time only where the old one waits beyond the horizon, so that nobody has brought it there.
     """
-    return due_ms - AT_ONCE_MS if hydrated else due_ms
+    cold = not old.hydrated and old.relay_ms is not None and old.relay_ms > now.far_ms
+    return due_ms if cold else due_ms - AT_ONCE_MS
 
 
 def next_revision(last: int = 0) -> int:

@@ -119,7 +119,7 @@ def _settle(
         else:
             new = row._replace(
                 revision=next_revision(old.revision),
-                relay_ms=relay_at(row.due_ms, old.hydrated),
+                relay_ms=relay_at(old, row.due_ms, now),
                 hydrated=old.hydrated,
                 generation=old.generation,
                 accepted_ms=old.accepted_ms,
@@ -204,7 +204,7 @@ def reschedule(
         revision=next_revision(old.revision),
         request=request,
         due_ms=due_ms,
-        relay_ms=relay_at(due_ms, old.hydrated),
+        relay_ms=relay_at(old, due_ms, now),
         changed_ms=now.floor_ms,
     )
     _store(connection, [row])
