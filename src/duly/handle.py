@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 R_co = TypeVar("R_co", covariant=True)
 
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0  #: between two looks for a job that the store does not hold
+
 
 class JobHandle(Generic[R_co]):
     """
@@ -157,10 +159,9 @@ class JobHandle(Generic[R_co]):
             JobCancelled: It was cancelled or expired.
             JobNotFound: It was pruned, or never was.
         """
-        waiters = await self._app.waiters()
         try:
             async with asyncio.timeout(timeout):
-                state, outcome = await waiters.ended(self.key)
+                state, outcome = await self._ended()
         except TimeoutError:
             msg = f"{self.key} has not ended within {timeout} s: is a worker running that takes {self.topic}?"
             raise TimeoutError(msg) from None
@@ -173,3 +174,23 @@ class JobHandle(Generic[R_co]):
         if state is JobState.dead:
             raise JobFailed(f"{self.key} is dead: {said}")
         raise JobCancelled(f"{self.key} was cancelled: {said}")
+
+    async def _ended(self) -> tuple[JobState, bytes]:
+        """
+        Wait for its end, also while it is on its way to the store, or far ahead, and only the record knows.
+        """
+        waiters = await self._app.waiters()
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                return await waiters.ended(self.key)
+            except JobNotFound:
+                if self._app.settings.record is None:
+                    raise
+                job = await (await self._app.record()).get(self.key)
+                if job is None:
+                    raise
+                if job.state.ended:
+                    return job.state, job.outcome
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
