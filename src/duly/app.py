@@ -420,6 +420,8 @@ class Duly:
                 if page.cursor is None:
                     break
                 cursor = page.cursor
+        if self._record is not None:
+            purged += await self._record.purge(topic)
         return purged
 
     # -- working ------------------------------------------------------------------------------------------

@@ -154,6 +154,17 @@ async def test_the_result_of_a_job_that_redis_does_not_hold_is_waited_for(app, r
         await app.job("mail", "b").result()
 
 
+async def test_purging_a_topic_ends_what_redis_does_not_hold(app, relay, monkeypatch):
+    monkeypatch.setattr("duly.record.writes.AT_ONCE", 2)
+    await app.enqueue_many([_new(str(number)).options(due_at=LATER) for number in range(5)])
+    other = await app.enqueue("sms", 1, due_at=LATER)
+    assert 5 == await app.purge("mail")
+    assert 0 == await app.purge("mail")
+    assert [JobState.scheduled, JobState.cancelled] == [
+        (await job.get()).state for job in (other, app.job("mail", "4"))
+    ]
+
+
 async def test_no_such_job_is_said_as_ever(app):
     job = app.job("mail", "none")
     for verb in (job.get, job.cancel, job.requeue):

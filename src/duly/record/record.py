@@ -13,7 +13,7 @@ from duly.bulk import Bulk
 from duly.errors import DulyError, OutcomeUnknown, StoreUnavailable
 from duly.group import Group, chunks
 from duly.ids import new_request
-from duly.job import JobKey, Order
+from duly.job import JobKey, JobState, Order
 from duly.record import writes
 from duly.record.clock import Clock
 from duly.record.commits import Commits, Kind
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from duly.connection import Link
-    from duly.job import Job, JobState, Placed
+    from duly.job import Job, Placed
     from duly.record.database import Database
     from duly.record.sessions import AnySession
     from duly.store import Store
@@ -264,6 +264,21 @@ class Record:
         found = await self.database.read(lambda connection: writes.find(connection, self._namespace, [key]))
         row = found.get(key)
         return None if row is None else job_of(row, self.clock.now())
+
+    async def purge(self, topic: str) -> int:
+        """
+        Cancel the jobs of *topic* that Redis has not been given; how many that were.
+        """
+        purged, after = 0, ""
+        while True:
+            keys = await self.database.read(
+                partial(writes.unrelayed, namespace=self._namespace, topic=topic, after=after)
+            )
+            if not keys:
+                return purged
+            states = await self.cancel(keys, reason="purged")
+            purged += sum(state is JobState.cancelled for state in states)
+            after = keys[-1].id
 
     async def pause(self, topic: str) -> None:
         """

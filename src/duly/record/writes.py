@@ -285,6 +285,25 @@ def find(
     return found
 
 
+def unrelayed(connection: Connection, namespace: str, topic: str, after: str = "") -> list[JobKey]:
+    """
+    Open jobs of a topic that Redis has not been given, in the order of their ids; some, behind *after*.
+    """
+    statement = (
+        select(jobs.c.id)
+        .where(
+            jobs.c.namespace == namespace,
+            jobs.c.topic == topic,
+            jobs.c.id > after,
+            jobs.c.relay_ms.is_not(None),
+            jobs.c.state == JobState.scheduled.value,
+        )
+        .order_by(jobs.c.id)
+        .limit(AT_ONCE)
+    )
+    return [JobKey(topic, id_) for id_ in connection.scalars(statement)]
+
+
 _FIND = (
     select(*jobs.c)
     .where(
