@@ -101,7 +101,9 @@ class Database:
         return False
 
     def _run(self, *command: str) -> None:
-        subprocess.run(command, check=True, capture_output=True, user=self.user, cwd=self.dir)
+        done = subprocess.run(command, capture_output=True, text=True, user=self.user, cwd=self.dir)
+        if done.returncode:
+            raise RuntimeError(f"{command[0]} failed:\n{done.stdout}\n{done.stderr}")
 
     def kill(self) -> None:
         """
@@ -262,6 +264,8 @@ class MariaDB(Database):
             "--skip-test-db",
             "--skip-name-resolve",
             "--innodb-log-file-size=16M",
+            # The kernel has few slots for it, and those are shared by all that run here.
+            "--innodb-use-native-aio=0",
         )
 
     def _command(self, port: int) -> list[str]:
@@ -280,6 +284,7 @@ class MariaDB(Database):
             "--innodb-doublewrite=0",
             "--max-connections=60",
             "--performance-schema=0",
+            "--innodb-use-native-aio=0",
         ]
 
     def _answers(self, port: int) -> bool:

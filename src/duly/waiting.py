@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from duly.job import Job
     from duly.store import Store
 
-RECHECK_S = 1.0
+FIRST_RECHECK_S, RECHECK_S = 0.05, 1.0  #: the first soon: what was accepted may still be on its way
 AT_ONCE = 16  #: looks under way; each has a connection, and thousands may wait
 
 
@@ -45,13 +45,15 @@ class Waiters:
         Raises:
             JobNotFound: There is no such job (any more).
         """
+        soon_s = FIRST_RECHECK_S
         while True:
             with self.expecting(key.member) as told:
-                state, outcome = await self._look(key)
+                state, outcome = await self._watched(key) or await self._found(key)
                 if state.ended:
                     return state, outcome
                 # A message may be lost with a connection: look again anyway.
-                await asyncio.wait([told], timeout=RECHECK_S)
+                await asyncio.wait([told], timeout=soon_s)
+                soon_s = min(2 * soon_s, RECHECK_S)
 
     @contextmanager
     def expecting(self, what: str) -> Iterator[asyncio.Future[None]]:
@@ -72,10 +74,14 @@ class Waiters:
             if not waiting and self._waiting.get(what) is waiting:
                 del self._waiting[what]
 
-    async def _look(self, key: JobKey) -> tuple[JobState, bytes]:
+    async def _watched(self, key: JobKey) -> tuple[JobState, bytes] | None:
         answer = await self._watch(key)
-        if answer:
-            return JobState(int(answer[0])), answer[2] if len(answer) > 2 else b""
+        return (JobState(int(answer[0])), answer[2] if len(answer) > 2 else b"") if answer else None
+
+    async def _found(self, key: JobKey) -> tuple[JobState, bytes]:
+        """
+        What somebody else knows of a job that the store does not hold, or not yet.
+        """
         job = None if self._elsewhere is None else await self._elsewhere(key)
         if job is None:
             msg = f"there is no job {key}: it was pruned, or never was"

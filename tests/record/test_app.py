@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from duly import Duly
 from duly.errors import (
     Conflict,
+    JobCancelled,
     JobExists,
     JobNotFound,
     LayoutMismatch,
@@ -139,6 +140,29 @@ async def test_a_job_that_redis_does_not_hold_is_found_moved_and_ended(app, rela
     told = [(row.state, row.revision) for row in relay.pushed]
     assert [0, 0, JobState.cancelled, 0] == [state for state, _ in told]
     assert sorted(told, key=lambda each: each[1]) == told  # in the order of their revisions
+
+
+async def test_the_result_of_a_job_that_redis_does_not_hold_is_waited_for(app, relay):
+    job = await app.enqueue("mail", 1, id="a", due_at=LATER)
+    waiting = asyncio.create_task(job.result(timeout=60))
+    with pytest.raises(TimeoutError):
+        await job.result(timeout=0.1)
+    await job.cancel()
+    with pytest.raises(JobCancelled):
+        await waiting
+    with pytest.raises(JobNotFound):
+        await app.job("mail", "b").result()
+
+
+async def test_purging_a_topic_ends_what_redis_does_not_hold(app, relay, monkeypatch):
+    monkeypatch.setattr("duly.record.writes.AT_ONCE", 2)
+    await app.enqueue_many([_new(str(number)).options(due_at=LATER) for number in range(5)])
+    other = await app.enqueue("sms", 1, due_at=LATER)
+    assert 5 == await app.purge("mail")
+    assert 0 == await app.purge("mail")
+    assert [JobState.scheduled, JobState.cancelled] == [
+        (await job.get()).state for job in (other, app.job("mail", "4"))
+    ]
 
 
 async def test_no_such_job_is_said_as_ever(app):

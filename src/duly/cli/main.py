@@ -37,6 +37,7 @@ COMMANDS = {
     "keys": ("keys", "who may do what over HTTP: create, list, revoke API keys"),
     "listen": ("listen", "receive callbacks and check their signatures, for development"),
     "replies": ("replies", "what became of jobs that were sent with a reply_to"),
+    "record": ("record", "the database of record: make its tables, check and export them"),
     "serve": ("serve", "serve the queue over HTTP until SIGTERM or Ctrl-C"),
     "stats": ("stats", "the queue at a glance"),
     "submit": ("submit", "send many jobs: from JSON lines, or as a load"),

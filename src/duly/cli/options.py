@@ -37,9 +37,16 @@ def examples(*lines: str) -> str:
 
 def server(command: F) -> F:
     """
-    Say which queue: ``url``, ``data`` and ``namespace`` become one argument, ``flags``, for `app_of`.
+    Say which queue: ``url``, ``data``, ``namespace`` and ``record`` become ``flags``, for `app_of`.
     """
     for option in (
+        click.option(
+            "--record",
+            metavar="URL",
+            expose_value=False,
+            callback=_flag,
+            help="Of a database of record, postgresql://…, mysql://… or sqlite:///….",
+        ),
         click.option(
             "--namespace", metavar="NAME", expose_value=False, callback=_flag, help="Default: duly."
         ),
@@ -61,6 +68,22 @@ def server(command: F) -> F:
 def _flag(context: click.Context, option: click.Parameter, value: str | None) -> None:
     if value is not None and option.name:
         context.meta.setdefault("duly.flags", {})[option.name] = value
+
+
+def record_of() -> tuple[str, str]:
+    """
+    The URL of the record, and the namespace, for commands that need no queue.
+
+    Raises:
+        UsageError: There is no record.
+    """
+    from duly.errors import UsageError
+    from duly.settings import Settings
+
+    settings = Settings.load(**click.get_current_context().meta.get("duly.flags", {}))
+    if settings.record is None:
+        raise UsageError("which record? Say --record URL, set DULY_RECORD, or record in duly.toml")
+    return settings.record, settings.namespace
 
 
 def app_of(context: click.Context | None = None, *, existing: bool = False) -> Duly:

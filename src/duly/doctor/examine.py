@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from duly.app import Duly
 from duly.connection import Link
-from duly.doctor import config, directory, machine, queue, server
+from duly.doctor import config, directory, machine, queue, record, server
 from duly.doctor.finding import Finding
 from duly.embedded.server import EmbeddedServer
 from duly.errors import DulyError
@@ -37,6 +37,9 @@ async def examine(flags: Mapping[str, Any], environ: Mapping[str, str] = os.envi
     if settings.remote:
         findings.append(await _service(settings))
         return findings
+    told = await asyncio.to_thread(record.tables, settings.record)
+    if told is not None:
+        findings.append(told)
     if settings.url is None:
         place = [
             directory.data_directory(settings.data),

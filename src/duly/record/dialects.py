@@ -5,7 +5,7 @@ Where databases differ: how each is reached, told to behave, and asked for what 
 from __future__ import annotations
 
 import importlib
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import event, text
@@ -147,9 +147,7 @@ def insert_absent(connection: Connection, table: Table, rows: Sequence[dict[str,
     """
     match connection.dialect.name, connection.dialect.driver:
         case "postgresql", "psycopg":
-            # A statement for each row would cost three times as much: one takes them all, column by column.
-            columns = {column.name: [row[column.name] for row in rows] for column in table.columns}
-            return connection.execute(_unnested(table), columns).rowcount
+            return _insert_unnested(connection, table, rows)
         case "postgresql", _:
             statement: Any = postgresql_insert(table).on_conflict_do_nothing()
         case "sqlite", _:
@@ -164,13 +162,40 @@ def insert_absent(connection: Connection, table: Table, rows: Sequence[dict[str,
     return connection.execute(statement.execution_options(preserve_rowcount=True), rows).rowcount
 
 
-@cache
-def _unnested(table: Table) -> Any:
-    names = ", ".join(f'"{column.name}"' for column in table.columns)
-    arrays = ", ".join(
-        f"CAST(:{column.name} AS {column.type.compile(_POSTGRESQL)}[])" for column in table.columns
+def _insert_unnested(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> int:
+    """
+    Insert with one statement, column by column: one for each row costs several times as much.
+
+    What is the same in all rows, as most is, is said once.
+    """
+    values: dict[str, Any] = {}
+    many: list[str] = []
+    always = list(table.primary_key.columns)[-1].name  # rows are counted by it
+    for column in table.columns:
+        name = column.name
+        each = [row[name] for row in rows]
+        if name != always and each.count(each[0]) == len(each):
+            values[name] = each[0]
+        else:
+            values[name] = each
+            many.append(name)
+    return connection.execute(_unnested(table, tuple(many)), values).rowcount
+
+
+@lru_cache(64)
+def _unnested(table: Table, many: tuple[str, ...]) -> Any:
+    kinds = {column.name: column.type.compile(_POSTGRESQL) for column in table.columns}
+    names = ", ".join(f'"{name}"' for name in kinds)
+    arrays = ", ".join(f"CAST(:{name} AS {kinds[name]}[])" for name in many)
+    apart = ", ".join(f'"{name}"' for name in many)
+    chosen = ", ".join(
+        f'many."{name}"' if name in many else f"CAST(:{name} AS {kind})" for name, kind in kinds.items()
     )
-    words = f"INSERT INTO {table.name} ({names}) SELECT * FROM unnest({arrays}) ON CONFLICT DO NOTHING"  # noqa: S608  # of our own tables
+    words = f"""
+        INSERT INTO {table.name} ({names})
+        SELECT {chosen} FROM unnest({arrays}) AS many ({apart})
+        ON CONFLICT DO NOTHING
+    """  # noqa: S608  # of our own tables
     return text(words).execution_options(preserve_rowcount=True)
 
 

@@ -13,7 +13,7 @@ from duly.bulk import Bulk
 from duly.errors import DulyError, OutcomeUnknown, StoreUnavailable
 from duly.group import Group, chunks
 from duly.ids import new_request
-from duly.job import JobKey, Order
+from duly.job import JobKey, JobState, Order
 from duly.record import writes
 from duly.record.clock import Clock
 from duly.record.commits import Commits, Kind

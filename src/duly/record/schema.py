@@ -7,6 +7,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alembic import command
@@ -19,6 +20,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from duly.errors import DulyError, LayoutMismatch, RecordUnavailable
 from duly.record.database import first_line, sync_engine
+from duly.record.dialects import lacks_table, parse
 from duly.record.tables import metadata
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ def migrate(url: str) -> tuple[str | None, str]:
         RecordUnavailable: The database cannot be reached.
         LayoutMismatch: They were made by a later duly.
     """
-    with _reached(url) as engine:
+    with reached(url) as engine:
         if engine.dialect.name == "sqlite":
             _write_ahead(engine)
         with engine.connect() as connection, _alone(connection), connection.begin():
@@ -62,7 +64,12 @@ def check(url: str) -> list[str]:
         UsageError: The URL is none of a record.
         RecordUnavailable: The database cannot be reached.
     """
-    with _reached(url) as engine, engine.connect() as connection:
+    parts = parse(url)
+    if parts.get_backend_name() == "sqlite" and not Path(parts.database or "").exists():
+        if not Path(parts.database or "").parent.is_dir():
+            raise RecordUnavailable(f"the record cannot be reached: there is no folder for {parts.database}")
+        return [f"the record has no tables yet: {MIGRATE}"]  # SQLite would make a file by looking at it
+    with reached(url) as engine, engine.connect() as connection:
         return wrong(connection)
 
 
@@ -175,14 +182,14 @@ def partitions(url: str) -> list[tuple[str, str, int | None]]:
         UsageError: The URL is none of a record.
         RecordUnavailable: The database cannot be reached.
     """
-    with _reached(url) as engine, engine.connect() as connection:
+    with reached(url) as engine, engine.connect() as connection:
         match engine.dialect.name:
             case "postgresql":
                 rows = connection.execute(text(_PARTITIONS_POSTGRESQL))
             case "mysql":
                 rows = connection.execute(text(_PARTITIONS_MYSQL))
             case _:
-                names = [table.name for table in metadata.sorted_tables]
+                names = [str(table.name) for table in metadata.sorted_tables]
                 return [
                     (name, name, connection.exec_driver_sql(f"SELECT count(*) FROM {name}").scalar())  # noqa: S608  # names of ours
                     for name in names
@@ -215,11 +222,20 @@ ORDER BY table_name, partition_ordinal_position
 
 
 @contextmanager
-def _reached(url: str) -> Iterator[Engine]:
+def reached(url: str) -> Iterator[Engine]:
+    """
+    A plain engine, whose errors are said as a record's.
+
+    Raises:
+        UsageError: The URL is none of a record.
+        RecordUnavailable: The database cannot be reached, or refused.
+    """
     engine = sync_engine(url)
     try:
         yield engine
     except (DBAPIError, OSError) as error:
+        if isinstance(error, DBAPIError) and lacks_table(error):
+            raise RecordUnavailable(f"the record has no tables yet, or not all of them: {MIGRATE}") from error
         if isinstance(error, DBAPIError) and not isinstance(error, OperationalError):
             raise RecordUnavailable(f"the record refused: {first_line(error)}") from error
         raise RecordUnavailable(f"the record cannot be reached: {first_line(error)}") from error

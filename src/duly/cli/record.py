@@ -1,0 +1,133 @@
+"""
+``duly record``: the database that remembers what was promised.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+
+import click
+
+from duly.cli.main import COMMANDS, NO, OK
+from duly.cli.options import STATES, TOPIC, as_json, examples, record_of, server
+from duly.cli.output import print_json, print_json_line, print_table
+
+
+@click.group(short_help=COMMANDS["record"][1])
+def record() -> None:
+    """
+    The database of record, which `--record`, DULY_RECORD or duly.toml names.
+
+    These commands need no queue: they speak to the database alone.
+    """
+
+
+@record.command(
+    epilog=examples("duly record migrate --record postgresql://duly@db/shop", "duly record migrate --json")
+)
+@server
+@as_json
+def migrate(as_json: bool) -> int:
+    """
+    Make the tables, or bring those of an earlier duly up to date.
+
+    Run it before the new version is started. Any number may run at once; what is up to date is left as it is.
+    """
+    from duly.record import schema
+
+    url, _ = record_of()
+    before, now = schema.migrate(url)
+    if as_json:
+        print_json({"before": before, "version": now})
+    elif before == now:
+        click.echo(f"the record is up to date, at version {now}")
+    else:
+        click.echo(f"the record is at version {now} now, {f'before {before}' if before else 'made anew'}")
+    return OK
+
+
+@record.command(epilog=examples("duly record check"))
+@server
+@as_json
+def check(as_json: bool) -> int:
+    """
+    Say whether the tables are there and as this duly needs them; exit code 1 if they are not.
+    """
+    from duly.record import schema
+
+    url, _ = record_of()
+    found = schema.check(url)
+    if as_json:
+        print_json({"version": schema.newest(), "problems": found})
+    else:
+        for sentence in found or [f"the record fits, at version {schema.newest()}"]:
+            click.echo(sentence)
+    return NO if found else OK
+
+
+@record.command(epilog=examples("duly record partitions"))
+@server
+@as_json
+def partitions(as_json: bool) -> int:
+    """
+    List the parts that tables are kept in, with the rows of each as the database estimates them.
+
+    Jobs and attempts are spread by job id over sixteen parts, on SQLite over one.
+    """
+    from duly.record import schema
+
+    url, _ = record_of()
+    found = schema.partitions(url)
+    if as_json:
+        for table, part, rows in found:
+            print_json_line({"table": table, "part": part, "rows": rows})
+    else:
+        print_table(["table", "part", "rows"], found)
+    return OK
+
+
+@record.command(
+    epilog=examples(
+        "duly record export > jobs.ndjson", "duly record export --format csv --state dead > dead.csv"
+    )
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["ndjson", "csv"]),
+    default="ndjson",
+    show_default=True,
+    help="A JSON document on each line, or CSV with a line of names.",
+)
+@click.option(
+    "--topic", "topics", type=TOPIC, multiple=True, metavar="NAME", help="Only this topic; repeatable."
+)
+@click.option(
+    "--state",
+    "states",
+    type=click.Choice([each for each in STATES if each not in ("ready", "running")]),
+    multiple=True,
+    help="Only this state, scheduled for all that have not ended; repeatable.",
+)
+@server
+def export(form: str, topics: tuple[str, ...], states: tuple[str, ...]) -> int:
+    """
+    Print every job that the record knows of, by topic and id.
+
+    Rows are read a thousand at a time, each as it is at that moment.
+    """
+    from duly.job import JobState
+    from duly.record.export import FIELDS, cells, document, rows
+
+    url, namespace = record_of()
+    found = rows(url, namespace, topics=topics, states=[JobState[state] for state in states])
+    if form == "ndjson":
+        for row in found:
+            print_json_line(document(row))
+    else:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(FIELDS)
+        for row in found:
+            writer.writerow(cells(row))
+    return OK

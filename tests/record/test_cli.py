@@ -1,0 +1,125 @@
+"""
+``duly record``: the tables and rows of a record from the command line.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import msgspec
+import pytest
+
+from duly.cli.main import main
+from duly.job import JobKey, JobState, Order
+from duly.record.clock import Moment
+from duly.record.database import Database
+from duly.record.schema import newest
+from duly.record.writes import Wanted, accept, cancel
+
+NOW = Moment(1_000, 1_000)
+
+
+@pytest.fixture
+def duly(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        code = main(words)
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+async def filled(migrated_url):
+    database = Database(migrated_url)
+    wanted = [
+        Wanted(Order(JobKey(topic, f"{number:04}"), payload), number.to_bytes(6, "big"))
+        for topic, payload in (("mail", b'{"to":"ada"}'), ("sms", b"\xff,"))
+        for number in range(3)
+    ]
+    await database.write(lambda connection: accept(connection, "duly", wanted, NOW))
+    ended = [JobKey("mail", "0001")]
+    await database.write(lambda connection: cancel(connection, "duly", ended, b"123456", NOW))
+    await database.aclose()
+    return migrated_url
+
+
+def test_tables_are_made_and_checked(duly, record_url):
+    said = "the record has no tables yet: duly record migrate\n"
+    assert (1, said, "") == duly("record", "check", "--record", record_url)
+    code, out, _ = duly("record", "migrate", "--record", record_url, "--json")
+    assert (0, {"before": None, "version": newest()}) == (code, msgspec.json.decode(out))
+    assert (
+        f"the record is up to date, at version {newest()}\n"
+        == duly("record", "migrate", "--record", record_url)[1]
+    )
+    assert (0, f"the record fits, at version {newest()}\n", "") == duly(
+        "record", "check", "--record", record_url
+    )
+
+
+def test_partitions_are_listed(duly, migrated_url):
+    code, out, _ = duly("record", "partitions", "--record", migrated_url, "--json")
+    lines = [msgspec.json.decode(line) for line in out.splitlines()]
+    assert 0 == code
+    assert {"duly_jobs", "duly_attempts", "duly_positions"} <= {line["table"] for line in lines}
+    assert {"table", "part", "rows"} == lines[0].keys()
+
+
+@pytest.mark.parametrize("at_once", [2, 3, 1_000])
+def test_every_row_is_exported_once_in_order(duly, filled, monkeypatch, at_once):
+    monkeypatch.setattr("duly.record.export.AT_ONCE", at_once)
+    code, out, _ = duly("record", "export", "--record", filled)
+    found = [msgspec.json.decode(line) for line in out.splitlines()]
+    assert 0 == code
+    assert [(topic, f"{n:04}") for topic in ("mail", "sms") for n in range(3)] == [
+        (each["topic"], each["id"]) for each in found
+    ]
+    assert ({"to": "ada"}, None) == (found[0]["payload"], found[0]["outcome"])
+    assert ("cancelled", {"type": "cancelled"}) == (found[1]["state"], found[1]["outcome"])
+    assert {"base64": "/yw="} == found[3]["payload"]  # no JSON: kept as it is
+
+
+def test_some_are_exported_as_csv(duly, filled):
+    words = (
+        "record",
+        "export",
+        "--record",
+        filled,
+        "--format",
+        "csv",
+        "--topic",
+        "mail",
+        "--state",
+        "cancelled",
+    )
+    [row] = csv.DictReader(io.StringIO(duly(*words)[1]))
+    assert ("mail", "0001", "cancelled", '{"to":"ada"}', "") == tuple(
+        row[name] for name in ("topic", "id", "state", "payload", "started_at")
+    )
+    assert JobState.cancelled.name == row["state"]
+
+
+def test_which_record_is_asked_for(duly):
+    code, _, err = duly("record", "check")
+    assert (2, "duly: which record? Say --record URL, set DULY_RECORD, or record in duly.toml\n") == (
+        code,
+        err,
+    )
+    code, _, err = duly("record", "export", "--record", "mysql://x@127.0.0.1:1/x")
+    assert 3 == code
+    assert err.startswith("duly: the record cannot be reached: ")
+
+
+def test_the_doctor_looks_at_the_record(duly, record_url):
+    def finding():
+        _, out, _ = duly("doctor", "--record", record_url, "--json")
+        [about] = [each for each in msgspec.json.decode(out)["findings"] if each["check"] == "record"]
+        return about
+
+    assert ("problem", "duly record migrate") == (finding()["level"], finding()["remedy"])
+    duly("record", "migrate", "--record", record_url)
+    assert "ok" == finding()["level"]
