@@ -155,7 +155,7 @@ async def test_the_result_of_a_job_that_redis_does_not_hold_is_waited_for(app, r
 
 
 async def test_purging_a_topic_ends_what_redis_does_not_hold(app, relay, monkeypatch):
-    monkeypatch.setattr("duly.record.writes.AT_ONCE", 2)
+    monkeypatch.setattr("duly.record.stored.AT_ONCE", 2)
     await app.enqueue_many([_new(str(number)).options(due_at=LATER) for number in range(5)])
     other = await app.enqueue("sms", 1, due_at=LATER)
     assert 5 == await app.purge("mail")

@@ -13,7 +13,8 @@ from duly.ids import new_request
 from duly.job import JobKey, JobState, Lane, Order
 from duly.record.clock import Moment
 from duly.record.rows import JobRow, order_of, row_of
-from duly.record.writes import Seen, Wanted, accept, cancel, find, requeue, reschedule
+from duly.record.stored import find
+from duly.record.writes import Seen, Wanted, accept, cancel, requeue, reschedule
 
 NOW = Moment(1_000, 1_001)
 LATER = Moment(5_000, 5_000)

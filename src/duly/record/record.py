@@ -14,7 +14,7 @@ from duly.errors import DulyError, OutcomeUnknown, StoreUnavailable
 from duly.group import Group, chunks
 from duly.ids import new_request
 from duly.job import JobKey, JobState, Order
-from duly.record import writes
+from duly.record import stored, writes
 from duly.record.clock import Clock
 from duly.record.commits import Commits, Kind
 from duly.record.dialects import notify
@@ -261,7 +261,7 @@ class Record:
         """
         The job as its row tells of it, for those that Redis does not hold.
         """
-        found = await self.database.read(lambda connection: writes.find(connection, self._namespace, [key]))
+        found = await self.database.read(lambda connection: stored.find(connection, self._namespace, [key]))
         row = found.get(key)
         return None if row is None else job_of(row, self.clock.now())
 
@@ -272,7 +272,7 @@ class Record:
         purged, after = 0, ""
         while True:
             keys = await self.database.read(
-                partial(writes.unrelayed, namespace=self._namespace, topic=topic, after=after)
+                partial(stored.unrelayed, namespace=self._namespace, topic=topic, after=after)
             )
             if not keys:
                 return purged
