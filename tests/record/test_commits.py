@@ -16,7 +16,8 @@ from duly.record import database as module
 from duly.record.clock import Moment
 from duly.record.commits import Commits, Kind
 from duly.record.database import Database
-from duly.record.writes import Wanted, accept, find
+from duly.record.stored import find
+from duly.record.writes import Wanted, accept
 from tests.databases import PostgreSQL
 
 NOW = Moment(1_000, 1_000)

@@ -12,8 +12,9 @@ from duly.errors import Conflict, JobExists, JobNotFound
 from duly.ids import new_request
 from duly.job import JobKey, JobState, Lane, Order
 from duly.record.clock import Moment
-from duly.record.rows import JobRow, order_of, row_of
-from duly.record.writes import Seen, Wanted, accept, cancel, find, requeue, reschedule
+from duly.record.rows import AT_ONCE_MS, JobRow, order_of, row_of
+from duly.record.stored import find
+from duly.record.writes import Seen, Wanted, accept, cancel, requeue, reschedule
 
 NOW = Moment(1_000, 1_001)
 LATER = Moment(5_000, 5_000)
@@ -190,13 +191,23 @@ async def test_a_cancel_whose_answer_was_lost_is_told_to_redis_all_the_same(rows
     assert first == again
 
 
-async def test_rescheduling_makes_a_new_revision_that_is_relayed_when_it_is_near(rows):
+async def test_rescheduling_makes_a_new_revision_that_is_relayed_at_once(rows):
+    """
+    Redis may have the old one, marked or not yet, and would run it.
+    """
     [made] = await rows.accept(wanted(due_ms=9_000))
     moved = await rows.reschedule(Order(A, b"", delay_ms=1_000), now=LATER)
     assert ("rescheduled", 6_000) == (moved.answer.word, moved.answer.due_ms)
     row = await rows.get()
     assert row.revision == moved.answer.revision > made.answer.revision
-    assert (6_000, 6_000, b"1") == (row.due_ms, row.relay_ms, row.payload)
+    assert (6_000, 6_000 - AT_ONCE_MS, b"1") == (row.due_ms, row.relay_ms, row.payload)
+
+
+async def test_what_waits_beyond_the_horizon_is_relayed_when_its_new_time_is_near(rows):
+    await rows.accept(wanted(due_ms=9_000))
+    await rows.reschedule(Order(A, b"", due_ms=8_500), now=Moment(5_000, 5_000, far_ms=8_000))
+    row = await rows.get()
+    assert (8_500, 8_500) == (row.due_ms, row.relay_ms)
 
 
 async def test_rescheduling_minds_revision_and_state(rows):

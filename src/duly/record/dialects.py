@@ -4,7 +4,6 @@ Where databases differ: how each is reached, told to behave, and asked for what 
 
 from __future__ import annotations
 
-import importlib
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -97,8 +96,6 @@ def tame(engine: Engine) -> None:
     """
     Have SQLite begin transactions when told to, as a writer: one that began by reading cannot become one.
     """
-    if engine.dialect.name == "mysql":
-        mend_aiomysql()
     if engine.dialect.name != "sqlite":
         return
 
@@ -197,19 +194,6 @@ def _unnested(table: Table, many: tuple[str, ...]) -> Any:
         ON CONFLICT DO NOTHING
     """  # noqa: S608  # of our own tables
     return text(words).execution_options(preserve_rowcount=True)
-
-
-def mend_aiomysql() -> None:
-    """
-    Give aiomysql 0.3.2 back what PyMySQL 1.2.3 took from it: without it, no bytes can be sent.
-    """
-    module: Any = importlib.import_module("aiomysql.connection")
-    if not callable(module.escape_bytes_prefixed):
-        module.escape_bytes_prefixed = _escape_bytes
-
-
-def _escape_bytes(value: bytes) -> str:
-    return f"_binary X'{value.hex()}'"
 
 
 def notify(connection: Connection, namespace: str) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_s
 from sqlalchemy.orm import Session, scoped_session
 
 from duly.errors import RecordUnavailable, UsageError
-from duly.record.dialects import lacks_table, mend_aiomysql
+from duly.record.dialects import lacks_table
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -49,8 +49,6 @@ async def within(session: AnySession, work: Callable[[Connection], T]) -> T:
         if isinstance(session, AsyncSession):
             session = await session.connection()
         if isinstance(session, AsyncConnection):
-            if session.dialect.driver == "aiomysql":
-                mend_aiomysql()
             return await session.run_sync(work)
         return _blocking(session, work)
     except DBAPIError as error:

@@ -12,8 +12,8 @@ from sqlalchemy import select, tuple_
 from duly.errors import UsageError
 from duly.job import JobKey, JobState
 from duly.record.rows import JobRow, job_of
+from duly.record.stored import find
 from duly.record.tables import jobs
-from duly.record.writes import find
 from duly.views import PAGE, Page, Views
 
 if TYPE_CHECKING:

@@ -10,23 +10,20 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from sqlalchemy import bindparam, select, update
-
 from duly.errors import Conflict, DulyError, JobExists, JobNotFound
 from duly.job import JobKey, JobState, Placed
 from duly.record.dialects import insert_absent
 from duly.record.rows import JobRow, due_of, next_revision, relay_at, row_of, same, state_of
+from duly.record.stored import find, store
 from duly.record.tables import jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from sqlalchemy import Connection
 
     from duly.job import Order
     from duly.record.clock import Moment
-
-AT_ONCE = 500  #: ids in one statement
 
 #: What a new revision of a job that has ended, or is replaced, forgets of the one before.
 FORGOTTEN: dict[str, Any] = {
@@ -129,7 +126,7 @@ def _settle(
             replaced.append(new)
             placed = Placed(new.key, "replaced", new.revision, new.due_ms, state_of(new, now))
             answers.append(Written(placed, new))
-    _store(connection, replaced)
+    store(connection, replaced)
     return answers
 
 
@@ -170,7 +167,7 @@ def cancel(
             )
             changed.append(row)
             answers.append(Cancelled(JobState.cancelled, row))
-    _store(connection, changed)
+    store(connection, changed)
     return answers
 
 
@@ -207,7 +204,7 @@ def reschedule(
         relay_ms=relay_at(old, due_ms, now),
         changed_ms=now.floor_ms,
     )
-    _store(connection, [row])
+    store(connection, [row])
     return Written(Placed(key, "rescheduled", row.revision, due_ms, JobState.scheduled), row)
 
 
@@ -247,7 +244,7 @@ def requeue(
             )
             changed.append(row)
             answers.append(Written(Placed(key, "requeued", row.revision, row.due_ms, JobState.ready), row))
-    _store(connection, changed)
+    store(connection, changed)
     return answers
 
 
@@ -261,54 +258,3 @@ def _seen(row: JobRow, seen: Mapping[JobKey, Seen]) -> JobState | None:
 
 def _conflict(row: JobRow, state: JobState, word: str) -> Conflict:
     return Conflict(f"{row.key} is {state.name} at revision {row.revision}: it cannot be {word}")
-
-
-# -- rows ---------------------------------------------------------------------------------------------------
-
-
-def find(
-    connection: Connection, namespace: str, keys: Iterable[JobKey], *, lock: bool = False
-) -> dict[JobKey, JobRow]:
-    """
-    The rows of some jobs; with *lock* nobody else changes them until the transaction is over.
-    """
-    by_topic: dict[str, list[str]] = {}
-    for key in sorted(keys):
-        by_topic.setdefault(key.topic, []).append(key.id)
-    found: dict[JobKey, JobRow] = {}
-    statement = _FIND.with_for_update() if lock else _FIND
-    for topic, ids in by_topic.items():
-        # By topic, because not every database finds pairs of columns by its index.
-        for at in range(0, len(ids), AT_ONCE):
-            named = {"namespace_": namespace, "topic_": topic, "ids": ids[at : at + AT_ONCE]}
-            for row in map(JobRow._make, connection.execute(statement, named)):
-                found[row.key] = row
-    return found
-
-
-_FIND = (
-    select(*jobs.c)
-    .where(
-        jobs.c.namespace == bindparam("namespace_"),
-        jobs.c.topic == bindparam("topic_"),
-        jobs.c.id.in_(bindparam("ids", expanding=True)),
-    )
-    .order_by(jobs.c.id)
-)
-_KEY = ("namespace", "topic", "id")
-_STORE = (
-    update(jobs)
-    .where(*(jobs.c[name] == bindparam(f"{name}_") for name in _KEY))
-    .values({column.name: bindparam(column.name) for column in jobs.c if column.name not in _KEY})
-)
-
-
-def _store(connection: Connection, rows: Sequence[JobRow]) -> None:
-    if rows:
-        connection.execute(
-            _STORE,
-            [
-                {f"{name}_" if name in _KEY else name: value for name, value in row._asdict().items()}
-                for row in sorted(rows, key=lambda row: row.key)
-            ],
-        )
