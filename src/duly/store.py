@@ -42,7 +42,7 @@ ENDINGS: tuple[Ending, ...] = get_args(Ending)
 #: How enqueue.lua is told of a job: a byte for lane, options and what to do where the id is taken; its time.
 SPEC = Struct(">BQ")
 HAS_OPTIONS, FROM_NOW = 32, 64
-_ON_CONFLICT = {"keep": 0, "replace": 1, "raise": 2}
+ON_CONFLICT = {"keep": 0, "replace": 1, "raise": 2}
 
 MAX_MS = 0xFFFFFFFE  #: largest number of milliseconds that a record holds for a duration
 DUE_TOPICS = 64  #: topics whose streams a promote names unasked
@@ -217,7 +217,7 @@ class Store:
             key = order.key
             topics[key.topic] = None
             options = options_of(order)
-            spec = order.lane << 3 | _ON_CONFLICT[order.on_conflict]
+            spec = order.lane << 3 | ON_CONFLICT[order.on_conflict]
             if options:
                 spec |= HAS_OPTIONS
             if order.due_ms is None:
@@ -638,6 +638,15 @@ class Store:
         fixed = {"nonce": new_nonce(), "keep_ms": self.keeping.done_ms, "member_count": len(members)}
         mended, _, words = await self._run("audit", shard, topics, fixed, (*members, *topics))
         return mended, [(int(state), int(weight)) for state, weight in (word.split() for word in words)]
+
+    async def pace(self, run: str, jobs: int, rate: float) -> float:
+        """
+        How many seconds to wait before *jobs* of a run leave, so that all its processes together keep to
+        *rate* jobs a second.
+        """
+        takes_us = max(1, round(jobs * 1_000_000 / rate))
+        wait_us = await self._run("pace", 0, (), {"run": run, "takes_us": takes_us}, now=False)
+        return int(wait_us) / 1_000_000
 
     # -- the call itself ----------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from functools import cache
 from importlib.resources import files
 
 NAMES = (
-    "ack audit beat bury cancel claim create enqueue extend get pause progress promote prune recount "
+    "ack audit beat bury cancel claim create enqueue extend get pace pause progress promote prune recount "
     "recover release requeue reschedule resume retry sweep trim watch"
 ).split()
 #: What scripts share, in the order in which the parts build on each other.
