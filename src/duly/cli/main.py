@@ -36,6 +36,7 @@ COMMANDS = {
     "jobs": ("jobs", "list, show, cancel, reschedule and requeue jobs"),
     "keys": ("keys", "who may do what over HTTP: create, list, revoke API keys"),
     "listen": ("listen", "receive callbacks and check their signatures, for development"),
+    "pipeline": ("pipeline", "move and read jobs in bulk, with Spark"),
     "serve": ("serve", "serve the queue over HTTP until SIGTERM or Ctrl-C"),
     "stats": ("stats", "the queue at a glance"),
     "submit": ("submit", "send many jobs: from JSON lines, or as a load"),

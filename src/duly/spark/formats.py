@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSource
 
 #: Name of a format: the module and the class behind it.  Imported late, because they need PySpark.
-FORMATS: dict[str, tuple[str, str]] = {}
+FORMATS: dict[str, tuple[str, str]] = {
+    "duly": ("duly.spark.datasource", "DulyDataSource"),
+}
 
 
 def sources() -> list[type[DataSource]]:
