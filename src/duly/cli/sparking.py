@@ -4,6 +4,8 @@ What the commands of `duly pipeline` share: where Spark runs, and how far it is.
 
 from __future__ import annotations
 
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -11,13 +13,11 @@ import click
 from duly.cli.output import console
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
 
 F = TypeVar("F", bound="Callable[..., Any]")
-T = TypeVar("T")
 
 LOOK_S = 0.2
 
@@ -45,7 +45,14 @@ def open_spark(master: str | None, conf: tuple[str, ...]) -> SparkSession:
     """
     from duly.spark import session
 
-    return session(master, **pairs(conf, "--conf"))
+    settings = pairs(conf, "--conf")
+    spark = session(master, **settings)
+    from pyspark.logger import PySparkLogger
+
+    # They write what is raised once more, as JSON; a command says it in a sentence.
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True
+    return spark
 
 
 def pairs(words: tuple[str, ...], flag: str) -> dict[str, str]:
@@ -63,38 +70,26 @@ def pairs(words: tuple[str, ...], flag: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words)
 
 
-def watched(spark: SparkSession, what: str, work: Callable[[], T]) -> T:
+@contextmanager
+def watched(spark: SparkSession, what: str) -> Iterator[None]:
     """
-    Do *work*, and show on a terminal how many of Spark's tasks are done; Ctrl-C stops them.
+    Show on a terminal how many of Spark's tasks are done, while the caller waits for them.
     """
-    answer: list[T] = []
-    failure: list[BaseException] = []
-
-    def do() -> None:
-        try:
-            answer.append(work())
-        except BaseException as error:  # noqa: BLE001  # raised again below, where it is waited for
-            failure.append(error)
-
-    from pyspark import InheritableThread
-
-    thread = InheritableThread(target=do, daemon=True)
-    out = console(stderr=True)
+    if not console(stderr=True).is_terminal:
+        yield
+        return
+    over = threading.Event()
+    # The work stays in its thread: to Spark a session belongs to one, and so does Ctrl-C.
+    thread = threading.Thread(target=_show, args=(spark, what, over), daemon=True)
     thread.start()
     try:
-        if out.is_terminal:
-            _show(spark, what, thread)
+        yield
+    finally:
+        over.set()
         thread.join()
-    except KeyboardInterrupt:
-        spark.sparkContext.cancelAllJobs()
-        thread.join()
-        raise
-    if failure:
-        raise failure[0]
-    return answer[0]
 
 
-def _show(spark: SparkSession, what: str, thread: threading.Thread) -> None:
+def _show(spark: SparkSession, what: str, over: threading.Event) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
@@ -107,10 +102,9 @@ def _show(spark: SparkSession, what: str, thread: threading.Thread) -> None:
     tracker = spark.sparkContext.statusTracker()
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
-        while thread.is_alive():
+        while not over.wait(LOOK_S):
             stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
             known = [stage for stage in stages if stage is not None]
             if known:
                 done = sum(stage.numCompletedTasks for stage in known)
                 bar.update(task, completed=done, total=sum(stage.numTasks for stage in known))
-            thread.join(LOOK_S)

@@ -12,6 +12,7 @@ import msgspec
 
 from duly.ids import new_id
 from duly.spark.program import run
+from duly.spark.session import use
 from duly.spark.trouble import explained
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def schedule(frame: DataFrame, **options: Any) -> Report:
         report = Path(given.get("report") or f"{folder}/report.json")
         given |= {"report": str(report), "run": given.get("run") or new_id()}
         with explained():
+            use(frame.sparkSession)
             frame.write.format("duly").options(**given).mode("append").save()
         return msgspec.json.decode(report.read_bytes(), type=Report)
 

@@ -87,8 +87,8 @@ def schedule(
             if select:
                 frame = frame.selectExpr(*select)
 
-        def work() -> Report:
-            return pipeline.schedule(
+        with watched(spark, "planning" if plan else "scheduling"):
+            report = pipeline.schedule(
                 frame,
                 url=store.link.url,
                 namespace=app.settings.namespace,
@@ -100,8 +100,6 @@ def schedule(
                 payload_limit=app.settings.payload_limit,
                 context_limit=app.settings.context_limit,
             )
-
-        report = watched(spark, "planning" if plan else "scheduling", work)
     if as_json:
         print_json(report)
     else:
