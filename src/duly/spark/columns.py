@@ -22,8 +22,20 @@ from duly.errors import UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-REQUIRED = ("id", "due_at", "payload")  #: of a write
-OPTIONAL = ("topic", "priority", "ttr", "max_attempts", "context", "callback")
+#: The columns of a write: their types, and what they mean.
+WRITTEN = {
+    "id": ("string or integer", "of the job; the same id again is the same job"),
+    "due_at": ("timestamp, or string with an offset", "when it runs; due now if past"),
+    "payload": ("string of JSON, or struct, map, array", "what its handler is given"),
+    "topic": ("string", "which handler runs it; that of option `topic` if null"),
+    "priority": ("string", "`high`, `normal` or `low`; normal if null"),
+    "ttr": ("number of seconds, string or interval", "how long a run may take; the handler's if null"),
+    "max_attempts": ("integer", "how often it is run at most; the handler's if null"),
+    "context": ("string of a JSON object, or struct, map", "travels with the job"),
+    "callback": ("string", "a URL to deliver it to, instead of running a handler"),
+}
+REQUIRED = ("id", "due_at", "payload")  #: never null
+OPTIONAL = tuple(name for name in WRITTEN if name not in REQUIRED)
 
 #: What becomes of each field of `duly.job.Job` in a scan: the column and its type.  Milliseconds become
 #: times, bytes become text, and the envelope becomes the columns that a write takes.
