@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from duly.job import JobState, Lane
 from duly.keys import ShardKeys
-from duly.records import NOBODY, head_of, job_of, worker_id
+from duly.records import worker_id
 from duly.spark.columns import JOBS, arrow
-from duly.spark.rows import column_values
+from duly.spark.rows import arrays_of, row_of
 from duly.spark.sending import Loop
 from duly.views import CANARY
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from duly.connection import Link
-    from duly.job import Job
     from duly.spark.options import ScanOptions
+    from duly.spark.rows import Row
 
 #: Where the members of a state are listed; those that are ready stand in streams.
 INDEX = {
@@ -107,19 +107,19 @@ def read_part(options: ScanOptions, part: Part, topics: set[str] | None) -> Iter
     loop = Loop(options.url)
     schema = arrow(JOBS)
     try:
-        pages = _jobs(loop.link, options, part, topics)
+        pages = _rows(loop.link, options, part, topics)
         coming = loop.start(anext(pages, None))
-        while (jobs := coming.result()) is not None:
+        while (rows := coming.result()) is not None:
             coming = loop.start(anext(pages, None))
-            if jobs:
-                yield pa.RecordBatch.from_arrays(column_values(jobs, part.shard, schema), schema=schema)
+            if rows:
+                yield pa.RecordBatch.from_arrays(arrays_of(rows, schema), schema=schema)
     finally:
         loop.close()
 
 
-async def _jobs(
+async def _rows(
     link: Link, options: ScanOptions, part: Part, topics: set[str] | None
-) -> AsyncIterator[list[Job]]:
+) -> AsyncIterator[list[Row]]:
     shard = ShardKeys(options.namespace, part.shard)
     if part.topic:
         pages = _ready(link, shard, part, options.page)
@@ -137,7 +137,7 @@ async def _jobs(
             if (topic := each[0].partition(b"/")[0]) != CANARY.encode()
             and (wanted is None or topic in wanted)
         ]
-        yield await _look(link, shard.fixed, mine, part.states, workers) if mine else []
+        yield await _look(link, shard, mine, part.states, workers) if mine else []
 
 
 async def _all(link: Link, shard: ShardKeys, part: Part, page: int) -> AsyncIterator[Found]:
@@ -202,11 +202,12 @@ async def _ready(link: Link, shard: ShardKeys, part: Part, page: int) -> AsyncIt
 
 
 async def _look(
-    link: Link, keys: dict[str, str], found: Found, states: tuple[int, ...], workers: dict[bytes, str]
-) -> list[Job]:
+    link: Link, at_shard: ShardKeys, found: Found, states: tuple[int, ...], workers: dict[bytes, str]
+) -> list[Row]:
     """
     What is known of some members; those that are gone or in another state meanwhile are left out.
     """
+    keys, shard = at_shard.fixed, at_shard.shard
     if found[0][1] is None:
         members = [member for member, _ in found]
         records = await link.call("HMGET", keys["jobs"], *members)
@@ -231,13 +232,4 @@ async def _look(
             values = await link.call(command, keys[key], *(members[at] for at in places))
             for at, value in zip(places, values, strict=True):
                 about[at][slot] = value or b""
-    return [
-        job_of(member, each, _worker(each[0], workers)) for member, each in zip(members, about, strict=True)
-    ]
-
-
-def _worker(record: bytes, workers: dict[bytes, str]) -> str:
-    if not record[0] & 64:
-        return ""
-    worker = head_of(record)[0].worker
-    return "" if worker == NOBODY else workers.get(worker, worker.hex())
+    return [row_of(member, each, workers, shard) for member, each in zip(members, about, strict=True)]
