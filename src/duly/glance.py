@@ -4,7 +4,7 @@ The queue at a glance: what `duly stats --json` prints and GET /v1/stats answers
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,6 +13,7 @@ from duly.durations import say_time
 from duly.feed import Feed
 from duly.job import JobState, moment
 from duly.namespace import ServerFacts, inspect
+from duly.runs import RunDocument, Runs
 from duly.views import Stats, TopicStats, Views
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class StatsDocument(msgspec.Struct):
     workers: WorkersDocument
     events: EventsDocument
     server: ServerDocument
+    runs: list[RunDocument] = []  #: the last one of each pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,7 @@ class Glance:
     lags: dict[str, int]
     fill: float
     facts: ServerFacts
+    runs: list[RunDocument] = field(default_factory=list)
 
 
 async def glance(store: Store) -> Glance:
@@ -137,7 +140,16 @@ async def glance(store: Store) -> Glance:
         since = await views.waiting_since(about.topic) if about.counts["ready"] else None
         overdue.append(None if since is None else max(0, now_ms - since))
     fill = max([await feed.fill(shard) for shard in range(store.shards)])
-    return Glance(store.namespace, found, now_ms, overdue, await feed.lags(), fill, await inspect(store.link))
+    return Glance(
+        store.namespace,
+        found,
+        now_ms,
+        overdue,
+        await feed.lags(),
+        fill,
+        await inspect(store.link),
+        await Runs(store).all(),
+    )
 
 
 def topic_document(about: TopicStats) -> TopicDocument:
@@ -188,4 +200,5 @@ def stats_document(seen: Glance) -> StatsDocument:
             facts.clients,
             list(facts.warnings),
         ),
+        seen.runs,
     )

@@ -70,6 +70,8 @@ FIXED = {
     "workers": "hash     worker -> what it says of itself",
     "beats": "zset     worker -> when it was heard last",
     "api_keys": "hash     api key -> what it may do, and the hash of its secret",
+    "runs": "hash     pipeline -> how its last run went, in the first shard only",
+    "pace": "hash     run -> microsecond at which its next call may leave, in the first shard only",
     "audit": "stream   who changed what by hand, in the first shard only",
     "events": "stream   what happened, one packed entry per script call",
     "consumers": "hash     event consumer -> '<counter> <epoch> <nonce>' it committed",

@@ -47,7 +47,7 @@ SPEC = Struct(">BQ")
 #: How hydrate.lua is: a byte for state, lane and options; its time, revision, attempts and crashes.
 PROMISE = Struct(">BQQHH")
 HAS_OPTIONS, FROM_NOW = 32, 64
-_ON_CONFLICT = {"keep": 0, "replace": 1, "raise": 2}
+ON_CONFLICT = {"keep": 0, "replace": 1, "raise": 2}
 ASKS_FOR_REPLY = 4
 PROMISED_REPLY = 64  #: the same in a promise of hydrate.lua
 
@@ -248,7 +248,7 @@ class Store:
             key = order.key
             topics[key.topic] = None
             options = options_of(order)
-            spec = order.lane << 3 | _ON_CONFLICT[order.on_conflict]
+            spec = order.lane << 3 | ON_CONFLICT[order.on_conflict]
             if order.envelope.startswith(ASKING):
                 spec |= ASKS_FOR_REPLY
             if options:
@@ -776,6 +776,15 @@ class Store:
             f"namespace {self.namespace!r} at {self.link.place} has a record: its jobs are sent, moved and "
             "run only together with it. Say record=URL, set DULY_RECORD, or write it into duly.toml"
         )
+
+    async def pace(self, run: str, jobs: int, rate: float) -> float:
+        """
+        How many seconds to wait before *jobs* of a run leave, so that all its processes together keep to
+        *rate* jobs a second.
+        """
+        takes_us = max(1, round(jobs * 1_000_000 / rate))
+        wait_us = await self._run("pace", 0, (), {"run": run, "takes_us": takes_us}, now=False)
+        return int(wait_us) / 1_000_000
 
     # -- the call itself ----------------------------------------------------------------------------------
 

@@ -43,6 +43,12 @@ class WireLost(Exception):
     """
 
 
+class Packed(bytes):
+    """
+    A command as it travels, for those who pack better than by words.
+    """
+
+
 class Wire(asyncio.Protocol):
     """
     A connection that carries one call at a time.
@@ -74,7 +80,8 @@ class Wire(asyncio.Protocol):
             raise WireLost("the connection was closed")
         self._reply = reply = self._loop.create_future()
         # Packed in C: redis-py's own packing took longer than all else that a client does.
-        self._transport.write(pack_command(command))
+        packed = command[0] if type(command[0]) is Packed else pack_command(command)
+        self._transport.write(packed)
         timer = self._loop.call_later(timeout_s, self._break, f"no reply within {timeout_s:g} s")
         try:
             answer = await reply

@@ -289,6 +289,18 @@ class Server(Strict):
     warnings: list[str]
 
 
+class Run(Strict):
+    """
+    The last run of a pipeline.
+    """
+
+    name: str
+    ended_at: str
+    seconds: float
+    counts: dict[str, int]
+    error: str | None  #: what was wrong
+
+
 class Stats(Strict):
     """
     The queue at a glance.
@@ -302,6 +314,7 @@ class Stats(Strict):
     workers: Workers
     events: Events
     server: Server
+    runs: list[Run]
 
 
 class Actor(Strict):

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 import duly
 from duly import errors, events, keys, metrics, records, scripts, settings
 from duly.job import JobState, Lane
-from tests.docs import commands, operations
+from duly.spark.columns import JOBS, REJECTS
+from duly.spark.options import ScanOptions, WriteOptions
+from tests.docs import commands, operations, sparks
 from tests.docs.pages import ROOT
 
 if TYPE_CHECKING:
@@ -269,6 +271,11 @@ PARTS = {
     "metrics-of-process": lambda: metrics_table("process"),
     "metrics-of-queue": lambda: metrics_table("queue"),
     "buckets": buckets_table,
+    "spark-write-options": lambda: sparks.options_table(table, WriteOptions),
+    "spark-scan-options": lambda: sparks.options_table(table, ScanOptions),
+    "spark-written": lambda: sparks.written_table(table),
+    "spark-jobs": lambda: sparks.schema_table(table, JOBS),
+    "spark-rejects": lambda: sparks.schema_table(table, REJECTS),
     "http-operations": lambda: operations.operations_table(table),
     "http-problems": lambda: operations.problems_table(table),
     "http-settings": lambda: operations.service_settings_table(table, said),

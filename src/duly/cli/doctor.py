@@ -16,6 +16,7 @@ from duly.cli.main import COMMANDS, NO, OK
 from duly.cli.options import as_json, server
 from duly.cli.output import console, print_json
 from duly.doctor.examine import examine
+from duly.spark.checks import findings as findings_of_spark
 
 if TYPE_CHECKING:
     from duly.doctor.finding import Finding
@@ -32,14 +33,14 @@ STYLES = {"ok": "green", "hint": "yellow", "problem": "bold red"}
 @click.pass_context
 def doctor(context: click.Context, as_json: bool) -> int:
     """
-    Check machine, settings, data directory, server and queue, and say what to do about what is wrong.
+    Check machine, settings, data directory, server, queue and Spark, and say what to do about what is wrong.
 
     Changes nothing in the queue.  Levels are ok, hint (worth a look) and problem (jobs are lost, late or
     stuck, or will be).  Exits with 1 if there is a problem.
     """
     logging.getLogger("duly").setLevel(logging.CRITICAL)
     flags: dict[str, Any] = context.meta.get("duly.flags", {})
-    findings = run(examine(flags))
+    findings = [*run(examine(flags)), *findings_of_spark()]
     count = Counter(finding.level for finding in findings)
     if as_json:
         print_json(

@@ -38,6 +38,7 @@ COMMANDS = {
     "listen": ("listen", "receive callbacks and check their signatures, for development"),
     "replies": ("replies", "what became of jobs that were sent with a reply_to"),
     "record": ("record", "the database of record: make its tables, check and export them"),
+    "pipeline": ("pipeline", "move and read jobs in bulk, with Spark"),
     "serve": ("serve", "serve the queue over HTTP until SIGTERM or Ctrl-C"),
     "stats": ("stats", "the queue at a glance"),
     "submit": ("submit", "send many jobs: from JSON lines, or as a load"),

@@ -11,7 +11,7 @@ import click
 from duly.cli.loop import session
 from duly.cli.main import COMMANDS, OK
 from duly.cli.options import STATES, app_of, as_json, examples, server
-from duly.cli.output import ago, print_json, size
+from duly.cli.output import ago, plain, print_json, size
 from duly.cli.topics import print_topics
 from duly.durations import say_duration
 from duly.glance import glance, stats_document
@@ -67,3 +67,7 @@ def _print(told: StatsDocument, seen: Glance) -> None:
         f"server   {server.name} {server.version}, up {say_duration(server.uptime_s * 1000)}, "
         f"{size(server.memory_bytes)}{limit}, {server.clients} connected"
     )
+    for run in told.runs:
+        counts = ", ".join(f"{count:,} {what}" for what, count in run.counts.items())
+        wrong = f"; failed: {plain(run.error)}" if run.error else ""
+        print(f"pipeline {run.name} at {run.ended_at}, {say_duration(run.seconds * 1000)}: {counts}{wrong}")

@@ -16,14 +16,10 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-NAMES = (
-    "ack approve audit beat bury cancel claim create enqueue extend forget get hydrate pause progress "
-    "promote prune recount recover release reply_ack reply_take requeue reschedule resume retry sweep trim "
-    "watch"
-).split()
 #: What scripts share, in the order in which the parts build on each other.
 PARTS = "clock records replies changes endings promotion timers".split()
 _HERE = files("duly.scripts")
+NAMES = sorted(file.name.removesuffix(".lua") for file in _HERE.iterdir() if file.name.endswith(".lua"))
 
 #: While a library is loaded the server shows it nothing but `redis.register_function`, so what it defines is
 #: made in its first call.  A global costs a look-up each time it is used, a local none.

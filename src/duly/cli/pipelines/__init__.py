@@ -1,0 +1,3 @@
+"""
+One module for each pipeline, with a command of its name.
+"""

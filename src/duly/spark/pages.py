@@ -1,0 +1,235 @@
+"""
+Pages of a scan: which members, then what is known of them, then Arrow.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from duly.job import JobState, Lane
+from duly.keys import ShardKeys
+from duly.records import worker_id
+from duly.spark.columns import JOBS, arrow
+from duly.spark.rows import arrays_of, row_of
+from duly.spark.sending import Loop
+from duly.views import CANARY
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from duly.connection import Link
+    from duly.spark.options import ScanOptions
+    from duly.spark.rows import Row
+
+#: Where the members of a state are listed; those that are ready stand in streams.
+INDEX = {
+    "scheduled": "due",
+    "ready": "",
+    "running": "leases",
+    "succeeded": "done",
+    "cancelled": "done",
+    "dead": "dead",
+}
+SPLIT = 20_000  #: members that are worth a second task
+
+Found = list[tuple[bytes, bytes | None]]  #: members, with their records where they are known already
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """
+    What one task reads: of one shard, either an index between two scores, or the ready jobs of one topic, or
+    some slots of the table of all jobs.
+    """
+
+    shard: int
+    states: tuple[int, ...] = ()  #: empty means all
+    index: str = ""
+    low: float = -math.inf
+    high: float = math.inf  #: exclusive
+    topic: str = ""
+    slot: int = 0  #: of `slots`, a power of two
+    slots: int = 1
+
+
+async def parts_of(
+    link: Link,
+    options: ScanOptions,
+    shards: int,
+    states: set[JobState] | None,
+    topics: set[str] | None,
+    due_ms: tuple[float, float],
+) -> list[Part]:
+    """
+    Cut a scan into parts of a similar size.
+    """
+    parts: list[Part] = []
+    for shard in range(shards):
+        keys = ShardKeys(options.namespace, shard).fixed
+        if states is None:
+            size = await link.call("HLEN", keys["jobs"])
+            slots = 1 << max(0, min(size // SPLIT, options.ranges)).bit_length() - 1 if size >= SPLIT else 1
+            parts += [Part(shard, slot=slot, slots=slots) for slot in range(slots)]
+            continue
+        for index in sorted({INDEX[state.name] for state in states} - {""}):
+            own = tuple(int(state) for state in sorted(states) if INDEX[state.name] == index)
+            low, high = due_ms if index == "due" else (-math.inf, math.inf)
+            for start, end in await _ranges(link, keys[index], options.ranges, low, high):
+                parts.append(Part(shard, own, index, start, end))
+        if JobState.ready in states:
+            names = {name.decode().partition(":")[0] for name in await link.call("HKEYS", keys["topics"])}
+            for topic in sorted(names if topics is None else names & topics):
+                parts.append(Part(shard, (int(JobState.ready),), topic=topic))
+    return parts
+
+
+async def _ranges(link: Link, key: str, most: int, low: float, high: float) -> list[tuple[float, float]]:
+    size = await link.call("ZCOUNT", key, low, f"({high}")
+    count = max(1, min(most, size // SPLIT))
+    before = await link.call("ZCOUNT", key, "-inf", f"({low}")
+    bounds = [low]
+    for at in range(1, count):
+        rank = before + size * at // count
+        found = await link.call("ZRANGE", key, rank, rank, "WITHSCORES")
+        if found and float(found[1]) > bounds[-1]:
+            bounds.append(float(found[1]))
+    return list(zip(bounds, [*bounds[1:], high], strict=True))
+
+
+def read_part(options: ScanOptions, part: Part, topics: set[str] | None) -> Iterator[pa.RecordBatch]:
+    """
+    Read one part, page by page; the next page is fetched while one is made into rows.
+    """
+    loop = Loop(options.url)
+    schema = arrow(JOBS)
+    try:
+        pages = _rows(loop.link, options, part, topics)
+        coming = loop.start(anext(pages, None))
+        while (rows := coming.result()) is not None:
+            coming = loop.start(anext(pages, None))
+            if rows:
+                yield pa.RecordBatch.from_arrays(arrays_of(rows, schema), schema=schema)
+    finally:
+        loop.close()
+
+
+async def _rows(
+    link: Link, options: ScanOptions, part: Part, topics: set[str] | None
+) -> AsyncIterator[list[Row]]:
+    shard = ShardKeys(options.namespace, part.shard)
+    if part.topic:
+        pages = _ready(link, shard, part, options.page)
+    elif part.index:
+        pages = _indexed(link, shard, part, options.page)
+    else:
+        pages = _all(link, shard, part, options.page)
+    told = await link.call("HKEYS", ShardKeys(options.namespace, 0).fixed["workers"])
+    workers = {worker_id(name.decode()): name.decode() for name in told}
+    wanted = None if topics is None else {topic.encode() for topic in topics}
+    async for page in pages:
+        mine = [
+            each
+            for each in page
+            if (topic := each[0].partition(b"/")[0]) != CANARY.encode()
+            and (wanted is None or topic in wanted)
+        ]
+        yield await _look(link, shard, mine, part.states, workers) if mine else []
+
+
+async def _all(link: Link, shard: ShardKeys, part: Part, page: int) -> AsyncIterator[Found]:
+    """
+    Walk through some slots of the table of all jobs.
+
+    The server counts its cursor from the highest bit down, so that all cursors with the same lowest bits
+    follow each other: a walk from the first of them to the first of the next visits just those slots.
+    """
+    cursor, end = first_cursor(part.slot, part.slots), first_cursor(part.slot + 1, part.slots)
+    count = page
+    while True:
+        answer, items = await link.call("HSCAN", shard.fixed["jobs"], cursor, "COUNT", count)
+        after = int(answer)
+        beyond = after != end and (after == 0 or after % part.slots != cursor % part.slots)
+        if beyond and count > 1:
+            # It went into the slots of the next part: come nearer to the end in smaller steps.
+            count = max(1, count // 4)
+            continue
+        if beyond:
+            # One step finds one slot with jobs in it, and this is not ours.
+            return
+        yield list(zip(items[::2], items[1::2], strict=True))
+        if after == end:
+            return
+        cursor = after
+
+
+def first_cursor(slot: int, slots: int) -> int:
+    """
+    Where the walk through a part of the table begins; 0 behind the last part, where the server ends.
+    """
+    bits = slots.bit_length() - 1
+    return int(f"{slot:0{bits}b}"[::-1], 2) if bits and slot < slots else 0
+
+
+async def _indexed(link: Link, shard: ShardKeys, part: Part, page: int) -> AsyncIterator[Found]:
+    low, skip = part.low, 0
+    while True:
+        found = await link.call(
+            *("ZRANGE", shard.fixed[part.index], low, f"({part.high}", "BYSCORE"),
+            *("LIMIT", skip, page, "WITHSCORES"),
+        )
+        yield [(member, None) for member in found[::2]]
+        if len(found) < 2 * page:
+            return
+        last = float(found[-1])
+        # Many may have the same score: go on behind those that were seen.
+        same = sum(float(score) == last for score in found[1::2])
+        low, skip = last, same + (skip if last == low else 0)
+
+
+async def _ready(link: Link, shard: ShardKeys, part: Part, page: int) -> AsyncIterator[Found]:
+    for lane in Lane:
+        after = "-"
+        while True:
+            entries = await link.call("XRANGE", shard.stream(part.topic, lane), after, "+", "COUNT", page)
+            yield [(fields[1], None) for _, fields in entries]
+            if len(entries) < page:
+                break
+            after = f"({entries[-1][0].decode()}"
+
+
+async def _look(
+    link: Link, at_shard: ShardKeys, found: Found, states: tuple[int, ...], workers: dict[bytes, str]
+) -> list[Row]:
+    """
+    What is known of some members; those that are gone or in another state meanwhile are left out.
+    """
+    keys, shard = at_shard.fixed, at_shard.shard
+    if found[0][1] is None:
+        members = [member for member, _ in found]
+        records = await link.call("HMGET", keys["jobs"], *members)
+        found = list(zip(members, records, strict=True))
+    there = [(m, r) for m, r in found if r is not None and (not states or r[0] & 7 in states)]
+    if not there:
+        return []
+    members = [member for member, _ in there]
+    scheduled = [at for at, (_, record) in enumerate(there) if record[0] & 7 == JobState.scheduled]
+    apart = [at for at, (_, record) in enumerate(there) if record[0] >= 128]
+    begun = [at for at, (_, record) in enumerate(there) if record[0] & 64]
+    running = [at for at, (_, record) in enumerate(there) if record[0] & 7 == JobState.running]
+    about: list[list[Any]] = [[record, b"", b"", b"", b"", b""] for _, record in there]
+    for slot, command, key, places in (
+        (1, "HMGET", "bodies", apart),
+        (2, "HMGET", "outcomes", begun),
+        (3, "HMGET", "progress", begun),
+        (4, "ZMSCORE", "due", scheduled),
+        (5, "ZMSCORE", "leases", running),
+    ):
+        if places:
+            values = await link.call(command, keys[key], *(members[at] for at in places))
+            for at, value in zip(places, values, strict=True):
+                about[at][slot] = value or b""
+    return [row_of(member, each, workers, shard) for member, each in zip(members, about, strict=True)]

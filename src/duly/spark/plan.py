@@ -1,0 +1,146 @@
+"""
+What a write would do, found out by looking: the twin of what enqueue.lua decides.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from duly.job import moment
+from duly.keys import ShardKeys
+from duly.records import OPTIONS, read
+from duly.spark.packing import REQUEST_BYTES
+from duly.spark.sending import Chunk, Loop, chunks_of
+from duly.spark.tally import Tally
+from duly.store import HAS_OPTIONS, SPEC
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from duly.job import OnConflict
+    from duly.records import Record
+    from duly.spark.packing import Parcel
+
+BODY_DROPPED = 4  #: a mark of a record, as in scripts/lib/records.lua
+
+
+class Planner:
+    """
+    Looks at the queue for the rows of one task, and changes nothing.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        namespace: str,
+        shards: int,
+        on_conflict: OnConflict,
+        refuse: Callable[[Parcel, dict[int, str]], None],
+    ) -> None:
+        self.tally = Tally()
+        self._loop = loop
+        self._keys = [ShardKeys(namespace, shard).fixed for shard in range(shards)]
+        self._on_conflict = on_conflict
+        self._refuse = refuse
+        self._seen: set[bytes] = set()
+
+    def send(self, parcel: Parcel) -> None:
+        """
+        Compare a batch with what is there.
+        """
+        for chunk in chunks_of(parcel, len(self._keys)):
+            members = [parcel.members[int(place)].as_py() for place in chunk.places]
+            found = self._loop.call(self._look(chunk, members))
+            refused: dict[int, str] = {}
+            for place, member, (old, due_ms, body) in zip(chunk.places, members, found, strict=True):
+                self._compare(parcel, int(place), member, old, due_ms, body, refused)
+            if refused:
+                self._refuse(parcel, refused)
+
+    def finish(self) -> Tally:
+        """
+        What was found.
+        """
+        return self.tally
+
+    async def _look(self, chunk: Chunk, members: list[bytes]) -> list[tuple[Record | None, int, bytes]]:
+        keys, link = self._keys[chunk.shard], self._loop.link
+        records = await link.call("HMGET", keys["jobs"], *members)
+        scores = await link.call("ZMSCORE", keys["due"], *members)
+        bodies = await link.call("HMGET", keys["bodies"], *members)
+        found: list[tuple[Record | None, int, bytes]] = []
+        for record, score, apart in zip(records, scores, bodies, strict=True):
+            if record is None:
+                found.append((None, 0, b""))
+                continue
+            old = read(record)
+            due_ms = int(float(score)) if score is not None else old.head.due_ms
+            body = (apart or b"") if old.apart else old.body
+            found.append((old, due_ms, body))
+        return found
+
+    def _compare(
+        self,
+        parcel: Parcel,
+        place: int,
+        member: bytes,
+        old: Record | None,
+        due_ms: int,
+        body: bytes,
+        refused: dict[int, str],
+    ) -> None:
+        name = member.decode()
+        if old is None and member not in self._seen:
+            # The same id further down would meet this one.
+            self._seen.add(member)
+            self.tally.new += 1
+            self.tally.show("new", f"{name} due {_said(int(parcel.due_ms[place]))}")
+        elif self._on_conflict == "raise":
+            refused[place] = "a job with this id exists already"
+        elif self._on_conflict == "keep" or (old is not None and _same(parcel, place, old, due_ms, body)):
+            self.tally.kept += 1
+        else:
+            self.tally.replaced += 1
+            was = f"{old.head.state.name}, due {_said(due_ms)}" if old is not None else "another row"
+            self.tally.show("replaced", f"{name} due {_said(int(parcel.due_ms[place]))} (was {was})")
+
+
+def _same(parcel: Parcel, place: int, old: Record, due_ms: int, body: bytes) -> bool:
+    """
+    Whether a row says what stands, but for a due time that is past: that is due now, whenever now is.
+    """
+    _, head, rest = _arguments(parcel.rows[place].as_py())
+    spec, row_due_ms = SPEC.unpack(head)
+    if row_due_ms != due_ms or spec >> 3 & 3 != old.head.lane or old.head.marks & BODY_DROPPED:
+        return False
+    options = bool(spec & HAS_OPTIONS)
+    if options != bool(old.head.mark & HAS_OPTIONS):
+        return False
+    start = REQUEST_BYTES
+    if options:
+        if OPTIONS.unpack_from(rest, start) != (
+            old.expires_ms,
+            old.ttr_ms,
+            old.retain_s,
+            old.max_crashes,
+            old.envelope_bytes,
+        ):
+            return False
+        start += OPTIONS.size
+    return bool(rest[start:] == body)
+
+
+def _arguments(packed: bytes) -> list[bytes]:
+    parts: list[bytes] = []
+    at = 0
+    while at < len(packed):
+        end = packed.index(b"\r\n", at)
+        size = int(packed[at + 1 : end])
+        parts.append(packed[end + 2 : end + 2 + size])
+        at = end + 4 + size
+    return parts
+
+
+def _said(ms: int) -> str:
+    when = moment(ms)
+    return when.isoformat(timespec="milliseconds") if when else "now"

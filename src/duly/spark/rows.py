@@ -1,0 +1,104 @@
+"""
+Stored records as rows of a scan: `duly.records.job_of`, without a value for each job in between.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+
+from duly.codec import decode_envelope
+from duly.job import JobState, Lane
+from duly.records import BASE, HEAD, NOBODY, OPTIONS, UNKNOWN
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_STATES = tuple(state.name for state in JobState)
+_PRIORITIES = tuple("normal" if lane is Lane.callback else lane.name for lane in Lane)
+_NO_ENVELOPE = (None, None, None, None)
+
+Row = tuple[Any, ...]
+
+
+def row_of(member: bytes, about: Sequence[bytes], workers: Mapping[bytes, str], shard: int) -> Row:
+    """
+    One row, in the order of `columns.JOBS`; times in microseconds.
+
+    *about* is what `get` answers for a job: record, body kept apart, outcome, progress, due_ms, lease_ms.
+    """
+    record, apart, outcome, progress, score, lease = about
+    attempts = crashes = ended_ms = started_ms = due_ms = ttr_ms = expires_ms = envelope_bytes = 0
+    late_ms, worker = UNKNOWN, NOBODY
+    if record[0] & 64:
+        mark, attempts, crashes, _, _, _, ended_ms, late_ms, _, _, worker, started_ms, due_ms, revision, _ = (
+            HEAD.unpack_from(record)
+        )
+        at = HEAD.size
+    else:
+        mark, revision, _ = BASE.unpack_from(record)
+        at = BASE.size
+    if mark & 32:
+        expires_ms, ttr_ms, _, _, envelope_bytes = OPTIONS.unpack_from(record, at)
+        at += OPTIONS.size
+    body = apart if mark >= 128 else record[at:]
+    envelope = _envelope(body[:envelope_bytes]) if envelope_bytes else _NO_ENVELOPE
+    topic, _, id_ = member.decode().partition("/")
+    return (
+        topic,
+        id_,
+        _STATES[mark & 7],
+        revision,
+        _PRIORITIES[mark >> 3 & 3],
+        attempts,
+        crashes,
+        _text(body[envelope_bytes:]),
+        _micros(int(float(score)) if score else due_ms),
+        _micros(started_ms),
+        _micros(ended_ms),
+        None if late_ms == UNKNOWN else late_ms,
+        None if worker == NOBODY else workers.get(worker, worker.hex()),
+        _micros(int(float(lease)) if lease else 0),
+        _text(outcome),
+        _text(progress),
+        ttr_ms or None,
+        _micros(expires_ms),
+        *envelope,
+        shard,
+    )
+
+
+def arrays_of(rows: list[Row], schema: pa.Schema) -> list[pa.Array]:
+    """
+    One array for each column.
+    """
+    size = len(rows)
+    found = []
+    for field, values in zip(schema, zip(*rows, strict=True), strict=True):
+        if values.count(None) == size:
+            found.append(pa.nulls(size, field.type))
+        elif pa.types.is_timestamp(field.type):
+            found.append(pa.array(values, pa.int64()).cast(field.type))
+        else:
+            found.append(pa.array(values, field.type))
+    return found
+
+
+def _micros(ms: int) -> int | None:
+    return ms * 1000 if ms else None
+
+
+def _text(data: bytes) -> str | None:
+    # Other clients may have stored what is no text; a scan shows it all the same.
+    return data.decode(errors="backslashreplace") if data else None
+
+
+def _envelope(data: bytes) -> Row:
+    envelope = decode_envelope(data)
+    return (envelope.max_attempts, _json(envelope.backoff), _json(envelope.context), envelope.callback)
+
+
+def _json(value: object) -> str | None:
+    return None if value is None else msgspec.json.encode(value).decode()

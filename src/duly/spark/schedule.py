@@ -1,0 +1,71 @@
+"""
+Schedule: rows of any frame become jobs, once each, however often it is run.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from duly.ids import new_id
+from duly.spark.program import run
+from duly.spark.session import use
+from duly.spark.trouble import explained
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+#: By which endings of a path its format is known.
+FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".orc": "orc"}
+
+
+class Report(msgspec.Struct, frozen=True):
+    """
+    What became of the rows.
+    """
+
+    rows: int
+    new: int
+    kept: int
+    replaced: int
+    rejected: int
+    seconds: float
+    run: str
+    examples: dict[str, list[str]] = {}  #: some of each kind that is worth a look
+    error: str | None = None
+
+
+def schedule(frame: DataFrame, **options: Any) -> Report:
+    """
+    Enqueue each row of *frame* and tell what became of them; options are those of the format.
+
+    Raises:
+        UsageError: An option, a column or a row is wrong.
+        StoreUnavailable, OutcomeUnknown: See `duly.errors`; calling again is safe.
+    """
+    given = {name: _said(value) for name, value in options.items() if value is not None}
+    with tempfile.TemporaryDirectory(prefix="duly-") as folder:
+        report = Path(given.get("report") or f"{folder}/report.json")
+        given |= {"report": str(report), "run": given.get("run") or new_id()}
+        with explained():
+            use(frame.sparkSession)
+            frame.write.format("duly").options(**given).mode("append").save()
+        return msgspec.json.decode(report.read_bytes(), type=Report)
+
+
+def format_of(path: str) -> str:
+    """
+    The format of a file or folder by its name; Parquet where it does not say.
+    """
+    return FORMATS.get(Path(path).suffix.lower(), "parquet")
+
+
+def _said(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+if __name__ == "__main__":
+    run("schedule")

@@ -1,0 +1,212 @@
+"""
+A scan shows every job as the queue knows it, and reads no more than its filters need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, LessThan
+from pyspark.sql.types import StringType, TimestampType
+
+from duly.connection import Link
+from duly.job import Job, JobKey, JobState
+from duly.keys import ShardKeys
+from duly.newjob import Limits, NewJob
+from duly.spark import pages
+from duly.spark.columns import JOBS, SCANNED
+from duly.spark.options import ScanOptions
+from duly.spark.pages import Part, parts_of
+from duly.spark.scan import JobReader
+from duly.views import CANARY, Views
+from tests.spark.kit import SOON
+from tests.store.kit import claim, enqueue, key
+
+
+def scan(spark, queue, **options):
+    return spark.read.format("duly").options(**queue.options, **options).load()
+
+
+async def fill(store):
+    """
+    A job in every state, with a run behind it or not, with all that a job may carry.
+    """
+    for id_ in ("succeeded", "dead", "retried", "running"):
+        await enqueue(store, id_, payload=b'{"id": 1}')
+    leases = {lease.key.id: lease for lease in await claim(store, worker="ada")}
+    await store.ack(leases["succeeded"], b'{"sent": true}', lateness_ms=7)
+    await store.bury(leases["dead"], b'{"type": "Boom", "message": "no"}', "Boom")
+    await store.retry(leases["retried"], 3_600_000, b'{"type": "Again", "message": ""}')
+    await store.progress(leases["running"], b"0.5")
+    await enqueue(store, "ready", "web")
+    job = NewJob(
+        *("web", b'"' + b"x" * 5_000 + b'"'),
+        id="full",
+        due_at=SOON,
+        expires=SOON,
+        priority="high",
+        ttr=30,
+        max_attempts=9,
+        context={"tenant": "ä"},
+    )
+    await store.enqueue(job.order(Limits()))
+    await enqueue(store, "cancelled", delay_ms=60_000)
+    await store.cancel([key("cancelled")])
+    await enqueue(store, "canary", CANARY)
+    return [key(id_) for id_ in ("succeeded", "dead", "retried", "running", "cancelled")] + [
+        key("ready", "web"),
+        key("full", "web"),
+    ]
+
+
+def test_columns_are_those_of_a_job():
+    assert [each.name for each in fields(Job)] == list(SCANNED)
+    assert StringType() == JOBS["context"].dataType
+    times = {each.name for each in JOBS if each.dataType == TimestampType()}
+    assert {"due_at", "started_at", "finished_at", "lease_until", "expires_at"} == times
+
+
+async def test_every_job_is_seen_as_others_see_it(spark, queue):
+    keys = await fill(queue.store)
+    found = {row.id: row for row in scan(spark, queue).collect()}
+    assert {each.id for each in keys} == found.keys()
+    for each in await Views(queue.store).get_many(keys):
+        row = found[each.id]
+        assert (each.topic, each.state.name, each.revision, each.priority) == (
+            *(row.topic, row.state, row.revision, row.priority),
+        )
+        assert (each.attempts, each.crashes, each.lateness_ms) == (row.attempts, row.crashes, row.lateness_ms)
+        assert (each.payload, each.outcome, each.progress) == tuple(
+            (text or "").encode() for text in (row.payload, row.outcome, row.progress)
+        )
+        assert (each.worker or None, each.ttr_ms or None) == (row.worker, row.ttr_ms)
+    full = found["full"]
+    assert (9, '{"tenant":"ä"}', None, 0) == (full.max_attempts, full.context, full.callback, full.shard)
+
+
+async def test_times_of_a_scan_are_exact(spark, queue):
+    keys = await fill(queue.store)
+    names = {
+        "due_at": "due_ms",
+        "started_at": "started_ms",
+        "finished_at": "ended_ms",
+        "lease_until": "lease_ms",
+    }
+    columns = [f"unix_millis({name}) as {name}" for name in names]
+    found = {row.id: row for row in scan(spark, queue).selectExpr("id", *columns).collect()}
+    for each in await Views(queue.store).get_many(keys):
+        for name, field in names.items():
+            assert (getattr(each, field) or None) == found[each.id][name], (each.id, name)
+
+
+@pytest.mark.parametrize("state", [state.name for state in JobState])
+async def test_each_state_can_be_asked_for_by_itself(spark, queue, state):
+    keys = await fill(queue.store)
+    expected = {each.id for each in await Views(queue.store).get_many(keys) if each.state.name == state}
+    by_filter = scan(spark, queue).where(f"state = '{state}'")
+    assert (
+        expected
+        == {row.id for row in by_filter.collect()}
+        == {row.id for row in scan(spark, queue, state=state).collect()}
+    )
+    of_web = {row.id for row in by_filter.where("topic in ('web', 'other')").collect()}
+    assert of_web == expected & {"ready", "full"}
+
+
+async def test_filters_decide_what_is_read(queue):
+    await fill(queue.store)
+    options = ScanOptions(**queue.options)
+    reader = JobReader(options, 1)
+    due = SOON.timestamp() * 1000
+    filters = [
+        EqualTo(("state",), "scheduled"),
+        In(("topic",), ("web", "mail")),
+        GreaterThanOrEqual(("due_at",), SOON),
+        LessThan(("due_at",), SOON),
+    ]
+    # Spark applies each of them again: what is pushed down only has to be no less than needed.
+    assert filters == list(reader.pushFilters(filters))
+    [partition] = reader.partitions()
+    assert Part(0, (JobState.scheduled,), "due", due, due + 1) == partition.part
+    [batch] = reader.read(partition)
+    assert ["full"] == batch.column("id").to_pylist()
+
+
+async def test_nothing_is_read_where_filters_leave_nothing(spark, queue):
+    await fill(queue.store)
+    assert 0 == scan(spark, queue).where("state = 'asleep'").count()
+    assert 0 == scan(spark, queue, state="dead").where("state = 'ready'").count()
+
+
+async def test_jobs_that_are_due_together_are_read_page_by_page(spark, queue):
+    for n in range(25):
+        await enqueue(queue.store, f"j{n}", due_ms=5_000_000_000_000 + n // 20)
+    found = [row.id for row in scan(spark, queue, state="scheduled", page=7).collect()]
+    assert sorted(f"j{n}" for n in range(25)) == sorted(found)
+    for n in range(9):
+        await enqueue(queue.store, f"r{n}", "web")
+    found = [row.id for row in scan(spark, queue, state="ready", page=4).collect()]
+    assert [f"r{n}" for n in range(9)] == sorted(found)
+
+
+async def test_a_long_index_is_cut_into_ranges_that_miss_nothing(queue, monkeypatch):
+    monkeypatch.setattr(pages, "SPLIT", 10)
+    for n in range(60):
+        await enqueue(queue.store, f"j{n}", due_ms=5_000_000_000_000 + n // 7)
+    options = ScanOptions(**queue.options, ranges=4, page=5)
+    states = {JobState.scheduled}
+    parts = await parts_of(queue.store.link, options, 1, states, None, (float("-inf"), float("inf")))
+    assert 4 == len(parts)
+    found = [
+        id_
+        for part in parts
+        for batch in pages.read_part(options, part, None)
+        for id_ in batch.column("id").to_pylist()
+    ]
+    assert sorted(f"j{n}" for n in range(60)) == sorted(found)
+
+
+async def test_the_table_of_all_jobs_is_walked_in_parts_that_do_not_overlap(server, namespace):
+    link = Link(server.url)
+    shard = ShardKeys(namespace, 0)
+    names = [f"mail/j{n}".encode() for n in range(30_000)]
+    for at in range(0, len(names), 1_000):
+        await link.call(
+            "HSET",
+            shard.fixed["jobs"],
+            *(word for name in names[at : at + 1_000] for word in (name, b"-" * 70)),
+        )
+    found = [
+        member
+        for slot in range(4)
+        async for page in pages._all(link, shard, Part(0, slot=slot, slots=4), 1_000)
+        for member, _ in page
+    ]
+    assert len(names) == len(found) == len(set(found))
+    await link.aclose()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"state": "asleep"}, "no state 'asleep'; states are scheduled"),
+        ({"topic": "a b"}, "invalid topic"),
+        ({"page": "0"}, "page=0 must be from 1"),
+        ({"path": "x"}, "format duly has no path"),
+        ({"namespace": "nobody"}, "there is no namespace 'nobody'"),
+    ],
+)
+def test_a_mistake_is_said(spark, queue, options, said):
+    with pytest.raises(Exception, match=said):
+        spark.read.format("duly").options(**(queue.options | options)).load().count()
+
+
+async def test_what_was_scanned_can_be_written_again(spark, queue):
+    await fill(queue.store)
+    jobs = scan(spark, queue, state="scheduled").select(
+        "topic", "id", "due_at", "payload", "context", "max_attempts"
+    )
+    before = await Views(queue.store).get(JobKey("web", "full"))
+    jobs.write.format("duly").options(**queue.options).mode("append").save()
+    assert before == await Views(queue.store).get(JobKey("web", "full"))
