@@ -92,6 +92,18 @@ async def test_endings_by_scripts_get_into_the_rows(net, database, store, bring,
     ]
 
 
+async def test_only_the_run_that_a_cancellation_ended_is_told_as_cancelled(net, database, store, bring):
+    await bring("running", "waiting")
+    leases = {lease.key.id: lease for lease in await claim(store)}
+    await store.retry(leases["waiting"], 1_000)
+    await store.cancel([key("running"), key("waiting")])
+    await net.run_once()
+    assert {5} == {row.state for row in (await rows_of(database)).values()}
+    assert [("running", leases["running"].token, "cancelled", 1)] == [
+        (run.id, run.token, run.word, run.attempt) for run in await runs_of(database)
+    ]
+
+
 async def test_crashes_and_attempts_of_open_jobs_are_counted_in_the_row(net, database, store, bring, clock):
     await bring("a")
     [lease] = await claim(store)

@@ -115,8 +115,9 @@ async def test_runs_and_crashes_of_open_jobs_are_counted_and_never_down(database
         database, namespace, retried._replace(attempts=1, attempt=1, token=1), retried._replace(crashes=1)
     )
     await write(database, namespace, retried._replace(attempts=1, token=1))
+    await write(database, namespace, retried._replace(attempts=1, crashes=2, token=2))
     stored = (await rows_of(database))["a"]
-    assert (2, 1, JobState.scheduled, row.relay_ms, None) == (
+    assert (2, 2, JobState.scheduled, row.relay_ms, None) == (
         stored.attempts,
         stored.crashes,
         stored.state,

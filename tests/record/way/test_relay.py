@@ -13,6 +13,7 @@ from duly.connection import Link
 from duly.errors import RecordUnavailable, StoreUnavailable
 from duly.job import JobState
 from duly.namespace import create
+from duly.record import marks
 from duly.record.database import Database
 from duly.record.dialects import notify
 from duly.record.relay import Relay
@@ -109,8 +110,9 @@ async def test_counters_of_the_row_go_with_it(relay, database, store, namespace)
 
 
 async def test_pushed_rows_are_in_redis_when_the_call_returns_and_marked_soon_after(
-    relay, database, views, namespace
+    relay, database, views, namespace, monkeypatch
 ):
+    monkeypatch.setattr(marks, "LINGER_S", 3_600)
     rows = [promised(str(at), namespace=namespace) for at in range(700)]
     far = promised("far", NOW + HORIZON_MS, namespace=namespace)
     await commit(database, *rows, far)
