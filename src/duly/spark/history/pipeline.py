@@ -1,0 +1,197 @@
+"""
+``duly pipeline history``: events of the queue into a table, once or for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from pyarrow.fs import FileType
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as F  # noqa: N812  # as everybody who writes Spark calls it
+
+from duly.connection import Link
+from duly.errors import DulyError, UsageError
+from duly.feed import Feed
+from duly.spark.events.places import write_places
+from duly.spark.events.shards import Shards
+from duly.spark.history.batch import Batches
+from duly.spark.history.files import PARTITIONED_BY, filesystem
+from duly.spark.history.reading import is_parquet
+from duly.spark.history.table import HistoryTable
+from duly.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from duly.events import Offset
+    from duly.spark.events.places import Places
+
+TRIM_CALLS = 1_000  #: what one batch may clear away after itself; the rest is left to the pruner
+
+
+class HistoryStopped(DulyError):
+    """
+    The stream ended by an error; the table holds every batch that was committed before it.
+    """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HistoryOptions:
+    """
+    What to read, where to write.
+    """
+
+    url: str
+    table: str
+    namespace: str = "duly"
+    checkpoint: str = ""  #: empty: a folder inside the table that readers of tables pass over
+    consumer: str = "history"  #: the name under which trimming waits for this table
+    format: Literal["delta", "parquet"] = "delta"
+    max_rows: int = 1_000_000  #: of one batch
+    every: str = "10 seconds"  #: between batches, unless it runs once
+    fail_on_data_loss: bool = True
+
+    @property
+    def checkpoint_path(self) -> str:
+        """
+        Where Spark notes what it plans.
+        """
+        return self.checkpoint or f"{self.table.rstrip('/')}/_checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRun:
+    """
+    What a run did.
+    """
+
+    rows: int
+    batches: int
+
+
+def history(spark: SparkSession, options: HistoryOptions, *, once: bool = True) -> HistoryRun:
+    """
+    Bring the table up to date and return, or with *once* false keep it so until interrupted.
+
+    Raises:
+        UsageError: The table or the checkpoint is not what it should be.
+        HistoryStopped: Events are lost, or Spark gave up.
+    """
+    if options.format == "parquet":
+        return _parquet(spark, options, once=once)
+    table = HistoryTable(options.table)
+    start = table.create(options.namespace).places
+    # Registered before anything is read, so that trimming waits from now on.
+    settle(options, start)
+    batches = Batches(
+        table,
+        options.namespace,
+        options.checkpoint_path,
+        lambda places: settle(options, places),
+        strict=options.fail_on_data_loss,
+    )
+    writer = (
+        _stream(spark, options, start)
+        .writeStream.foreachBatch(batches)
+        .option("checkpointLocation", options.checkpoint_path)
+    )
+    _wait(_triggered(writer, options, once=once).start())
+    return HistoryRun(batches.rows, batches.batches)
+
+
+def _stream(spark: SparkSession, options: HistoryOptions, start: Places) -> DataFrame:
+    reader = (
+        spark.readStream.format("duly.events")
+        .option("url", options.url)
+        .option("namespace", options.namespace)
+        .option("maxRows", options.max_rows)
+        .option("failOnDataLoss", options.fail_on_data_loss)
+    )
+    if start:
+        # For a checkpoint that got lost: what the table holds may be trimmed long since.
+        reader = reader.option("startingOffsets", json.dumps(write_places(start)))
+    return reader.load()
+
+
+def _triggered(writer: DataStreamWriter, options: HistoryOptions, *, once: bool) -> DataStreamWriter:
+    return writer.trigger(availableNow=True) if once else writer.trigger(processingTime=options.every)
+
+
+def _wait(query: StreamingQuery) -> None:
+    try:
+        query.awaitTermination()
+    except StreamingQueryException as error:
+        raise stopped(error) from error
+    finally:
+        query.stop()
+
+
+def stopped(error: Exception) -> DulyError:
+    """
+    What ended a stream, in the words of whoever raised it inside of Spark.
+    """
+    text = str(error)
+    ours = re.search(r"(?:^|\s)duly\.[\w.]+\.(\w+): (.+)", text)
+    if ours:
+        kind, said = ours.groups()
+        return UsageError(said) if kind == "UsageError" else HistoryStopped(said)
+    last = [line.strip() for line in text.splitlines() if re.match(r"\s*[\w.]*(Error|Exception): ", line)]
+    return HistoryStopped(f"Spark ended the stream: {last[-1] if last else text.splitlines()[0]}")
+
+
+def settle(options: HistoryOptions, places: Places) -> None:
+    """
+    Tell the queue what the table holds for good, and clear away what every consumer has.
+    """
+    asyncio.run(_settle(options, {shard: place.offset for shard, place in places.items()}))
+
+
+async def _settle(options: HistoryOptions, offsets: dict[int, Offset]) -> None:
+    with Shards(options.url, options.namespace) as shards:
+        count = shards.count()
+    link = Link(options.url)
+    try:
+        feed = Feed(Store(link, namespace=options.namespace, shards=count))
+        for shard in range(count):
+            known = await feed.consumers(shard)
+            if shard not in offsets and options.consumer in known:
+                continue
+            await feed.commit(options.consumer, shard, offsets.get(shard))
+            for _ in range(TRIM_CALLS):
+                if not await feed.trim(shard):
+                    break
+    finally:
+        await link.aclose()
+
+
+def _parquet(spark: SparkSession, options: HistoryOptions, *, once: bool) -> HistoryRun:
+    """
+    Let Spark's own file sink write: once, as long as its checkpoint lives.
+    """
+    fs, root = filesystem(options.checkpoint_path)
+    if is_parquet(options.table) and fs.get_file_info(f"{root}/offsets").type is not FileType.Directory:
+        # Spark's sink would take a new checkpoint's first batches for ones that it has, and drop them.
+        raise UsageError(
+            f"the files in {options.table} belong to a checkpoint that is not at {options.checkpoint_path}: "
+            "bring it back, or write to another folder; only --format delta survives its loss"
+        )
+    settle(options, {})
+    writer = (
+        _stream(spark, options, {})
+        .withColumn("date", F.to_date(F.timestamp_millis("at_ms")))
+        .writeStream.format("parquet")
+        .partitionBy(*PARTITIONED_BY)
+        .option("path", options.table)
+        .option("checkpointLocation", options.checkpoint_path)
+    )
+    query = _triggered(writer, options, once=once).start()
+    _wait(query)
+    progress = query.recentProgress
+    return HistoryRun(sum(batch["numInputRows"] for batch in progress), len(progress))
