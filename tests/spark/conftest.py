@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spark.kit import Queue
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
     from duly.spark.java import Java
+    from tests.servers import Server
 
 #: Small data: quick to start beats quick in the long run.
 CONF = {
@@ -99,3 +102,14 @@ def archive(java: Java) -> Path:
     from duly.spark.java import cache_folder
 
     return cache_folder() / f"spark-{version('pyspark')}-java-{java.version}.jsa"
+
+
+@pytest.fixture
+async def queue(valkey: Server, namespace: str) -> AsyncIterator[Queue]:
+    """
+    An empty queue on the clock of its server, as Spark meets it.
+    """
+    queue = Queue(valkey.url, namespace)
+    await queue.store.create()
+    yield queue
+    await queue.store.link.aclose()

@@ -13,6 +13,8 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812  # as everybody who writes Spark calls it
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
+from duly.spark.program import run
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -98,3 +100,7 @@ def by_hour(lives: DataFrame) -> DataFrame:
         .select(*LEDGER.names)
         .orderBy("hour", "topic")
     )
+
+
+if __name__ == "__main__":
+    run("ledger")

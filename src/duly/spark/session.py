@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from duly.errors import UsageError
 from duly.spark.formats import sources
 from duly.spark.java import find_java
+from duly.spark.trouble import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,10 +32,11 @@ DEFAULTS = {
 LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
-def session(master: str = "local[*]", **conf: str) -> SparkSession:
+def session(master: str | None = None, **conf: str) -> SparkSession:
     """
     Return a session with our formats registered; one that runs already is taken as it is.
 
+    Without *master*, Spark runs on all cores of this machine, or where `spark-submit` started us.
     Names of settings have dots: ``session("local[2]", **{"spark.driver.memory": "4g"})``.
 
     Raises:
@@ -45,21 +46,29 @@ def session(master: str = "local[*]", **conf: str) -> SparkSession:
         from pyspark.sql import SparkSession  # noqa: PLC0415  # a package that need not be there
     except ImportError as error:
         raise UsageError(f"Spark is not installed here ({error}): pip install 'duly[spark]'") from error
-    running = SparkSession.getActiveSession()
-    if running is None:
-        # What spark-submit started brought its own Java.
-        if "PYSPARK_GATEWAY_PORT" not in os.environ:
+    builder = SparkSession.builder
+    settings = {**NEEDED, **conf}
+    # What spark-submit started has its Java, its master and its settings.
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        master = master or "local[*]"
+        settings = {**DEFAULTS, **settings}
+        if SparkSession.getActiveSession() is None:
             os.environ["JAVA_HOME"] = str(find_java().home)
-        # Workers run what runs here: another Python on the path would lack our packages.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.master(master)
-    local = LOCAL if master.startswith("local") else {}
-    for name, value in {**DEFAULTS, **local, **NEEDED, **conf}.items():
+            # Workers run what runs here: another Python on the path would lack our packages.
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            if master.startswith("local"):
+                settings = {**LOCAL, **settings}
+                os.environ.setdefault("SPARK_LOCAL_IP", LOCAL["spark.driver.host"])
+    if master is not None:
+        builder = builder.master(master)
+    for name, value in settings.items():
         builder = builder.config(name, value)
     try:
         spark = builder.getOrCreate()
     except Exception as error:
-        raise UsageError(f"Spark did not start on {master}: {said(error)}") from error
+        raise UsageError(
+            f"Spark did not start{f' on {master}' if master else ''}: {first_line(error)}"
+        ) from error
     register(spark)
     return spark
 
@@ -72,13 +81,3 @@ def register(spark: SparkSession) -> None:
         spark.conf.set(name, value)
     for source in sources():
         spark.dataSource.register(source)
-
-
-def said(error: BaseException) -> str:
-    """
-    What Spark says, without the frames of its own code around it.
-    """
-    text = str(error)
-    with suppress(Exception):
-        text = error.getErrorClass() + ": " + error.getMessage()  # type: ignore[attr-defined]
-    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)

@@ -50,6 +50,19 @@ FORECAST = StructType(
     ]
 )
 
+SUMMARY = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("due", LongType()),
+        StructField("busiest", TimestampType()),  #: the slice in which most is due
+        StructField("busiest_due", LongType()),
+        StructField("max_backlog", LongType()),
+        StructField("max_drain_s", DoubleType()),
+        StructField("slots", LongType()),
+        StructField("herds", LongType()),  #: slices with one
+    ]
+)
+
 
 def scheduled_of(history: DataFrame) -> DataFrame:
     """
@@ -63,6 +76,14 @@ def scheduled_of(history: DataFrame) -> DataFrame:
         .where((F.col("last.state") == "scheduled") & (F.col("last.verb") != "pruned"))
         .select("topic", F.col("last.due_ms").alias("due_ms"))
     )
+
+
+def scheduled_in(jobs: DataFrame) -> DataFrame:
+    """
+    What is scheduled according to a scan of the queue.
+    """
+    found = jobs.where(F.col("state") == "scheduled")
+    return found.select("topic", F.unix_millis("due_at").alias("due_ms"))
 
 
 def service(history: DataFrame) -> DataFrame:
@@ -160,3 +181,20 @@ def with_backlog(frame: DataFrame, slice_s: int) -> DataFrame:
         .withColumn("lowest", F.least(F.lit(0.0), F.min("surplus").over(so_far)))
         .withColumn("backlog", F.ceil(F.round(F.col("surplus") - F.col("lowest"), 6)))
     )
+
+
+def summary(forecast: DataFrame) -> DataFrame:
+    """
+    One row for each topic: the worst that is to come.
+    """
+    found = forecast.groupBy("topic").agg(
+        F.sum("due").alias("due"),
+        F.max_by("slice", "due").alias("busiest"),
+        F.max("due").alias("busiest_due"),
+        F.max("backlog").alias("max_backlog"),
+        F.max("drain_s").alias("max_drain_s"),
+        F.max("slots").alias("slots"),
+        F.count_if("herd").alias("herds"),
+    )
+    columns = (F.col(field.name).cast(field.dataType).alias(field.name) for field in SUMMARY)
+    return found.select(*columns).orderBy(F.desc("due"), "topic")

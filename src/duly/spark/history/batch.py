@@ -40,6 +40,7 @@ class Batches:
     namespace: str
     checkpoint: str
     settle: Callable[[Places], None]  #: told what is safe now, so that it may be trimmed
+    tell: Callable[[int], None] = lambda _: None  #: told how many events came
     strict: bool = True
     rows: int = field(default=0, init=False)  #: events that were added
     batches: int = field(default=0, init=False)
@@ -82,8 +83,10 @@ class Batches:
         ]
         after = Progress(self.namespace, {**before.places, **ahead}, (*before.gaps, *gaps))
         self.table.append(table, files, after)
-        self.rows += sum(json.loads(file.stats)["numRecords"] for file in files)
+        rows = sum(json.loads(file.stats)["numRecords"] for file in files)
+        self.rows += rows
         self.settle(ahead)
+        self.tell(rows)
 
 
 def planned(checkpoint: str, number: int) -> Places:

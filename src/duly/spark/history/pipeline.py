@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -26,6 +27,8 @@ from duly.spark.history.table import HistoryTable
 from duly.store import Store
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -76,9 +79,17 @@ class HistoryRun:
     batches: int
 
 
-def history(spark: SparkSession, options: HistoryOptions, *, once: bool = True) -> HistoryRun:
+def history(
+    spark: SparkSession,
+    options: HistoryOptions,
+    *,
+    once: bool = True,
+    tell: Callable[[int], None] = lambda _: None,
+) -> HistoryRun:
     """
     Bring the table up to date and return, or with *once* false keep it so until interrupted.
+
+    *tell* hears how many events the table got, after each batch.
 
     Raises:
         UsageError: The table or the checkpoint is not what it should be.
@@ -95,6 +106,7 @@ def history(spark: SparkSession, options: HistoryOptions, *, once: bool = True) 
         options.namespace,
         options.checkpoint_path,
         lambda places: settle(options, places),
+        tell,
         strict=options.fail_on_data_loss,
     )
     writer = (
@@ -104,6 +116,21 @@ def history(spark: SparkSession, options: HistoryOptions, *, once: bool = True) 
     )
     _wait(_triggered(writer, options, once=once).start())
     return HistoryRun(batches.rows, batches.batches)
+
+
+def behind(options: HistoryOptions) -> dict[int, int]:
+    """
+    How many events each shard has that the table does not; changes nothing.
+    """
+    table = HistoryTable(options.table)
+    places = table.progress().places if table.exists() else {}
+    found = {}
+    with Shards(options.url, options.namespace) as shards:
+        for shard in range(shards.count()):
+            last, place = shards.last(shard), places.get(shard)
+            known = place.rows if place and last and place.epoch == last.offset.epoch else 0
+            found[shard] = max(0, last.rows_total - known) if last else 0
+    return found
 
 
 def _stream(spark: SparkSession, options: HistoryOptions, start: Places) -> DataFrame:
@@ -150,7 +177,10 @@ def settle(options: HistoryOptions, places: Places) -> None:
     """
     Tell the queue what the table holds for good, and clear away what every consumer has.
     """
-    asyncio.run(_settle(options, {shard: place.offset for shard, place in places.items()}))
+    offsets = {shard: place.offset for shard, place in places.items()}
+    # In a thread of its own: in a notebook, this one has a loop that runs already.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(lambda: asyncio.run(_settle(options, offsets))).result()
 
 
 async def _settle(options: HistoryOptions, offsets: dict[int, Offset]) -> None:
