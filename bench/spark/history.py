@@ -24,7 +24,7 @@ from duly.bench.report import machine, table
 from duly.events import unpack
 from duly.job import JobKey, Order
 from duly.spark import session
-from duly.spark.history.pipeline import HistoryOptions, history
+from duly.spark.history.pipeline import HistoryOptions, history, run_stream
 from duly.spark.history.reading import read_history
 from duly.spark.ledger import ledger
 
@@ -73,7 +73,7 @@ def drain(spark: SparkSession, url: str, namespace: str, folder: str) -> None:
     """
     stream = spark.readStream.format("duly.events").option("url", url).option("namespace", namespace)
     query = stream.load().writeStream.format("noop").trigger(availableNow=True)
-    query.option("checkpointLocation", folder).start().awaitTermination()
+    run_stream(query.option("checkpointLocation", folder).start)
 
 
 async def measure(events: int, master: str) -> list[Figure]:

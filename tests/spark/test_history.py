@@ -5,9 +5,11 @@ Every event once in the table, whatever was lost on the way, and what is missing
 from __future__ import annotations
 
 import shutil
+import time
 from dataclasses import replace
 
 import pytest
+from pyspark import InheritableThread
 
 from duly.errors import UsageError
 from duly.spark.history.batch import BEGUN
@@ -68,6 +70,32 @@ def test_every_event_is_in_the_table_once_and_is_trimmed_behind(spark, valkey, n
     }
     assert {"topic=mail", "topic=sms.de"} == {topic for _, topic in folders}
     assert all(date.startswith("date=20") for date, _ in folders)
+
+
+def test_it_goes_on_until_it_is_stopped(spark, queue, options):
+    queue.live(10)
+    going = replace(options, every="100 milliseconds")
+    came = []
+    thread = InheritableThread(
+        target=lambda: history(spark, going, once=False, tell=came.append), daemon=True
+    )
+    thread.start()
+    poll(lambda: came)
+    queue.live(10, start=10)
+    last = max(event.counter for event in queue.events())
+    poll(lambda: last == queue.consumers()["history"])
+    for query in spark.streams.active:
+        query.stop()
+    thread.join(timeout=100)
+    assert not thread.is_alive()
+    assert sum(came) == len(rows_of(spark, options.table)) == len(set(rows_of(spark, options.table)))
+
+
+def poll(check, within_s=200):
+    deadline = time.monotonic() + within_s
+    while not check():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_small_batches_add_up_to_the_same(spark, queue, options):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
     from duly.events import Offset
     from duly.spark.events.places import Places
 
+log = logging.getLogger("duly.spark")
+
+STARTS = 5  #: how often a stream is started before it is given up
+SLOW_START = "Python worker failed to connect back"
 TRIM_CALLS = 1_000  #: what one batch may clear away after itself; the rest is left to the pruner
 
 
@@ -114,7 +119,7 @@ def history(
         .writeStream.foreachBatch(batches)
         .option("checkpointLocation", options.checkpoint_path)
     )
-    _wait(_triggered(writer, options, once=once).start())
+    run_stream(_triggered(writer, options, once=once).start)
     return HistoryRun(batches.rows, batches.batches)
 
 
@@ -151,13 +156,23 @@ def _triggered(writer: DataStreamWriter, options: HistoryOptions, *, once: bool)
     return writer.trigger(availableNow=True) if once else writer.trigger(processingTime=options.every)
 
 
-def _wait(query: StreamingQuery) -> None:
-    try:
-        query.awaitTermination()
-    except StreamingQueryException as error:
-        raise stopped(error) from error
-    finally:
-        query.stop()
+def run_stream(start: Callable[[], StreamingQuery]) -> StreamingQuery:
+    """
+    Run a stream to its end; one whose processes did not come up in time is started again.
+    """
+    for attempt in range(1, STARTS + 1):
+        query = start()
+        try:
+            query.awaitTermination()
+        except StreamingQueryException as error:
+            if attempt == STARTS or SLOW_START not in str(error):
+                raise stopped(error) from error
+            log.warning("this machine is too busy to start a process within Spark's 10 s; trying again")
+        else:
+            break
+        finally:
+            query.stop()
+    return query
 
 
 def stopped(error: Exception) -> DulyError:
@@ -221,7 +236,5 @@ def _parquet(spark: SparkSession, options: HistoryOptions, *, once: bool) -> His
         .option("path", options.table)
         .option("checkpointLocation", options.checkpoint_path)
     )
-    query = _triggered(writer, options, once=once).start()
-    _wait(query)
-    progress = query.recentProgress
+    progress = run_stream(_triggered(writer, options, once=once).start).recentProgress
     return HistoryRun(sum(batch["numInputRows"] for batch in progress), len(progress))

@@ -29,10 +29,12 @@ def read_history(spark: SparkSession, path: str) -> DataFrame:
     """
     table = HistoryTable(path)
     if table.exists():
-        files = table.open().file_uris()
+        found = table.open()
+        files = found.file_uris()
         if not files:
             return spark.createDataFrame([], HISTORY)
-        return spark.read.schema(HISTORY).option("basePath", path).parquet(*files)
+        # Both as the table spells them: a path of the user's may lead there by a link.
+        return spark.read.schema(HISTORY).option("basePath", found.table_uri).parquet(*files)
     if is_parquet(path):
         return spark.read.schema(HISTORY).parquet(path)
     raise UsageError(
