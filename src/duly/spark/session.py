@@ -77,7 +77,18 @@ def register(spark: SparkSession) -> None:
     """
     Make the formats of duly known to a session, and switch on what they need.
     """
+    use(spark)
     for name, value in NEEDED.items():
         spark.conf.set(name, value)
     for source in sources():
         spark.dataSource.register(source)
+
+
+def use(spark: SparkSession) -> None:
+    """
+    Make *spark* the session of this thread.
+
+    In another thread than the one that made it, Spark looks for formats nowhere and finds none.
+    """
+    # The only public call that does it; no job is run.
+    spark.createDataFrame([], "nothing int")

@@ -34,7 +34,11 @@ def first_line(error: BaseException) -> str:
     What Spark says, without the frames of its own code below it.
     """
     lines = (line.strip() for line in str(error).splitlines())
-    return next((line for line in lines if line and not line.startswith("at ")), type(error).__name__)
+    said = (
+        line for line in lines if line and not line.startswith(("at ", "An error occurred while calling"))
+    )
+    # ": org.apache.spark.SomeException: what it is" of the JVM.
+    return re.sub(r"^:? *(?:[\w$]+\.)+[\w$]+: ", "", next(said, type(error).__name__))
 
 
 @contextmanager
