@@ -11,7 +11,7 @@ from pathlib import Path
 
 from duly.spark import session
 from duly.spark.report.pipeline import Report, ReportOptions, pictures_of, tables_of
-from tests.docs.pages import ROOT
+from tests.docs.images import DRAWN, IMAGES
 from tests.spark.stories import NOON, Story, ms
 
 TOPICS = ("mail.welcome", "payment.check", "report.build")
@@ -64,14 +64,14 @@ def week() -> Story:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "images"
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES
     spark = session("local[2]", **{"spark.sql.shuffle.partitions": "2"})
     options = ReportOptions(table="", start=NOON - timedelta(days=DAYS), end=NOON)
     frames = tables_of(week().frame(spark).cache(), options)
     tables = {name: frame.toPandas() for name, frame in frames.items()}
     report = Report(options, tables, pictures_of(tables, options.slo_ms))
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("lateness", "forecast"):
+    for name in DRAWN:
         (folder / f"spark-{name}.png").write_bytes(report.pictures[name])
     if len(sys.argv) > 1:
         (folder / "report.html").write_text(report.html(), "utf-8")
