@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 #: Name of a format: the module and the class behind it.  Imported late, because they need PySpark.
 FORMATS: dict[str, tuple[str, str]] = {
     "duly": ("duly.spark.datasource", "DulyDataSource"),
+    "duly.events": ("duly.spark.events.source", "Events"),
 }
 
 

@@ -1,0 +1,3 @@
+"""
+The format `duly.events`: what happened to jobs, as a stream of rows.
+"""

@@ -1,0 +1,3 @@
+"""
+The known future: what is scheduled, against how fast it was worked off so far.
+"""

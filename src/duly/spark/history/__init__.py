@@ -1,0 +1,3 @@
+"""
+What happened to jobs, kept for good: every event once, in a Delta table by date and topic.
+"""

@@ -1,0 +1,3 @@
+"""
+Reports over the history: was it on time, what failed, when was it busy.
+"""
