@@ -74,7 +74,8 @@ def forecast(
         )
         with noted("forecast", app, ask) as counts:
             spark = open_spark(master, conf)
-            found = watched(spark, "forecast", lambda: look_ahead(spark, options))
+            with watched(spark, "forecast"):
+                found = look_ahead(spark, options)
             counts.update(due=int(found.topics["due"].sum()), herds=int(found.topics["herds"].sum()))
     if png is not None:
         _draw(found, png)

@@ -127,7 +127,8 @@ def _write(
     spark = open_spark(*where)
     try:
         if once:
-            run = watched(spark, "history", lambda: write(spark, options, tell=tell))
+            with watched(spark, "history"):
+                run = write(spark, options, tell=tell)
             counts.update(events=run.rows, batches=run.batches)
         else:
             say(f"Writing to {options.table} until Ctrl-C.")

@@ -35,7 +35,8 @@ def ledger(table: str, master: str | None, conf: tuple[str, ...], as_json: bool)
     from duly.spark.ledger import ledger as balance
 
     spark = open_spark(master, conf)
-    rows = watched(spark, "ledger", lambda: balance(read_history(spark, table)).collect())
+    with watched(spark, "ledger"):
+        rows = balance(read_history(spark, table)).collect()
     gaps = read_gaps(table)
     totals = {name: sum(row[name] for row in rows) for name in COUNTS}
     wrong = sum(1 for row in rows if row.difference)

@@ -76,7 +76,8 @@ def report(
         goal=goal,
     )
     spark = open_spark(master, conf)
-    found = watched(spark, "report", lambda: make(spark, options))
+    with watched(spark, "report"):
+        found = make(spark, options)
     if html is not None:
         html.parent.mkdir(parents=True, exist_ok=True)
         html.write_text(found.html(), "utf-8")
