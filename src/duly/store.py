@@ -294,7 +294,7 @@ class Store:
         worker: str,
         number: int,
         limit: int = PER_CALL,
-        suspects: bool = True,
+        suspects: int = 1,
         callbacks: bool = False,
         timer: str = "",
         role: str = "auto",
@@ -303,6 +303,7 @@ class Store:
         """
         Lease ready jobs: at most the free slots of each topic, at most *limit* together.
 
+        At most *suspects* of them have a crash behind them.
         With *callbacks* those that are to be delivered, and no others; without, all others.
         With *lease_ms* the leases have that length, and no grace beyond the time to run.
         The same worker and number again, after a lost reply, brings the same leases.
@@ -321,7 +322,7 @@ class Store:
             "grace_ms": grace_ms,
             "limit": min(limit, PER_CALL),
             "max_bytes": CLAIM_BYTES,
-            "suspects": "1" if suspects else "0",
+            "suspects": int(suspects),
             "callbacks": "1" if callbacks else "0",
             "keep_ms": self.keeping.done_ms,
             "name": timer,

@@ -73,7 +73,7 @@ class CallbackStore(Store):
         worker: str,
         number: int,
         limit: int = PER_CALL,
-        suspects: bool = True,
+        suspects: int = 1,
         callbacks: bool = True,
         timer: str = "",
         role: str = "auto",
