@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from duly.app import Duly
     from duly.backoff import Seconds
+    from duly.job import Accepted
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -76,9 +77,11 @@ class JobHandle(Generic[R_co]):
             raise JobNotFound(msg)
         return job
 
-    async def cancel(self) -> JobState:
+    async def cancel(self) -> JobState | Accepted:
         """
         End it, also while it runs; the state that it is in now, which is another one if it had ended before.
+
+        "accepted" if it is not in the queue and may wait in its table of far-future jobs.
 
         Raises:
             JobNotFound: It was pruned, or never was.
@@ -94,6 +97,8 @@ class JobHandle(Generic[R_co]):
     ) -> Placed:
         """
         Give it another due time, if it has not started, and where *revision* is said, is still at that one.
+
+        The word is "accepted" if it is not in the queue and may wait in its table of far-future jobs.
 
         Raises:
             UsageError: Say either *delay* or *due_at*.

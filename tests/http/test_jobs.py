@@ -394,3 +394,16 @@ async def test_what_is_not_there_is_a_problem_too(client):
     problem(response, 405, "method-not-allowed")
     assert {"GET", "HEAD", "POST"} == set(response.headers["allow"].replace(" ", "").split(","))
     problem(await client.get("/v1/topics/a%20b/jobs"), 422, "invalid")
+
+
+async def test_a_job_that_may_wait_in_a_table_of_far_future_jobs_is_changed_there(client, app):
+    store = await app.store()
+    await store.link.call("HSET", store.keys[0].fixed["meta"], "horizon", "table")
+    answer = await client.patch(f"{JOBS}/far", json={"due_at": "2050-01-01T00:00:00Z"})
+    assert 202 == answer.status_code
+    told = {"topic": "mail", "id": "far", "outcome": "accepted"}
+    assert told | {"due_at": "2050-01-01T00:00:00.000Z"} == answer.json()
+    answer = await client.delete(f"{JOBS}/far")
+    assert (202, told | {"due_at": None}) == (answer.status_code, answer.json())
+    assert 404 == (await client.get(f"{JOBS}/far")).status_code
+    assert 404 == (await client.post(f"{JOBS}/far/requeue")).status_code

@@ -18,10 +18,10 @@ from importlib.resources import files
 
 NAMES = (
     "ack audit beat bury cancel claim create enqueue extend get pause progress promote prune recount "
-    "recover release requeue reschedule resume retry sweep trim watch"
+    "recover release requeue reschedule resume retry settle sweep thaw trim watch"
 ).split()
 #: What scripts share, in the order in which the parts build on each other.
-PARTS = "clock records changes endings promotion timers".split()
+PARTS = "clock records changes endings promotion timers horizon".split()
 _HERE = files("duly.scripts")
 
 #: While a library is loaded the server shows it nothing but `redis.register_function`, so what it defines is

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from duly.app import Duly
     from duly.backoff import Seconds
     from duly.errors import DulyError
-    from duly.job import Job, JobKey, JobState, Placed
+    from duly.job import Accepted, Job, JobKey, JobState, Placed
     from duly.newjob import NewJob, Options
     from duly.views import Page, Stats, Views
 
@@ -250,7 +250,7 @@ class SyncJobHandle(Generic[R_co]):
         """
         return self._twin.run(self._handle().get())
 
-    def cancel(self) -> JobState:
+    def cancel(self) -> JobState | Accepted:
         """
         End it, also while it runs; see `JobHandle.cancel`.
         """
