@@ -572,7 +572,7 @@ class Store:
         """
         End jobs that have not ended; the answer is the state each is in now, None where there is no job.
 
-        It is "accepted" where the job may wait in a table of far-future jobs, from which it then does not come.
+        It is "accepted" where the job may wait in a table of far-future jobs, never to come from there.
         """
 
         async def send(shard: int, batch: list[JobKey]) -> list[bytes]:
