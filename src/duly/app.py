@@ -18,6 +18,7 @@ import msgspec
 
 from duly.apikeys import KeyRing
 from duly.backoff import wait_ms
+from duly.batchhandler import BatchHandler
 from duly.connection import Link
 from duly.context import CURRENT
 from duly.errors import DulyError, OutcomeUnknown, ServerUnsuitable, StoreUnavailable, UsageError
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
     from duly.backoff import Backoff, Seconds
+    from duly.batchhandler import BatchFunction
     from duly.embedded.server import EmbeddedServer
     from duly.handlers import Decorator, RunIn
     from duly.job import Order
@@ -130,6 +132,39 @@ class Duly:
             max_crashes=max_crashes,
             **more,
         )
+
+    def batch_handler(
+        self,
+        topic: str,
+        *,
+        max_rows: int = 10_000,
+        every: Seconds = 0,
+        max_attempts: int = 5,
+        backoff: Backoff | None = None,
+        ttr: Seconds = 300,
+    ) -> Callable[[BatchFunction], BatchHandler]:
+        """
+        Make the decorated function, DataFrame to DataFrame, the handler of batches of *topic*.
+
+        Only `duly pipeline work` runs it, on Spark; workers of single jobs leave the topic alone.
+        """
+        more: dict[str, Any] = {} if backoff is None else {"backoff": backoff}
+
+        def decorate(fn: BatchFunction) -> BatchHandler:
+            handler = BatchHandler(
+                fn,
+                topic,
+                max_rows=max_rows,
+                every=every,
+                max_attempts=max_attempts,
+                ttr=ttr,
+                limits=self.settings.limits,
+                **more,
+            )
+            self.handlers.add_batch(handler)
+            return handler
+
+        return decorate
 
     def remove_handler(self, topic: str) -> None:
         """
@@ -479,6 +514,8 @@ class Duly:
                 raise UsageError(msg)
         if not self.handlers.topics():
             msg = "there is no handler: decorate a function with @app.handler(topic)"
+            if self.handlers.batches():
+                msg = "there are only batch handlers, which Spark runs: use `duly pipeline work`"
             raise UsageError(msg)
         self._need_time("app.work()")
         self._need_server()

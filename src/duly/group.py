@@ -112,7 +112,11 @@ class Group(Generic[Item, Answer]):
 
 
 def chunks(
-    items: Sequence[Item], *, key: Callable[[Item], Hashable], size: Callable[[Item], int]
+    items: Sequence[Item],
+    *,
+    key: Callable[[Item], Hashable],
+    size: Callable[[Item], int],
+    max_jobs: int = MAX_JOBS,
 ) -> list[list[Item]]:
     """
     Cut many items into batches that one script call may take, in their order.
@@ -124,7 +128,7 @@ def chunks(
     for item in items:
         name = key(item)
         total += size(item)
-        if batch and (name in keys or total > MAX_BYTES or len(batch) >= MAX_JOBS):
+        if batch and (name in keys or total > MAX_BYTES or len(batch) >= max_jobs):
             batches.append(batch)
             batch, keys, total = [], set(), size(item)
         keys.add(name)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from duly.app import Duly
     from duly.backoff import Seconds
+    from duly.job import Accepted
     from duly.record.sessions import AnySession
 
 R_co = TypeVar("R_co", covariant=True)
@@ -77,10 +78,11 @@ class JobHandle(Generic[R_co]):
             raise JobNotFound(msg)
         return job
 
-    async def cancel(self, *, session: AnySession | None = None) -> JobState:
+    async def cancel(self, *, session: AnySession | None = None) -> JobState | Accepted:
         """
         End it, also while it runs; the state that it is in now, which is another one if it had ended before.
 
+        "accepted" if it is not in the queue and may wait in its table of far-future jobs.
         With a *session*, once that is committed, see `Duly.enqueue`.
 
         Raises:
@@ -106,6 +108,7 @@ class JobHandle(Generic[R_co]):
         """
         Give it another due time, if it has not started, and where *revision* is said, is still at that one.
 
+        The word is "accepted" if it is not in the queue and may wait in its table of far-future jobs.
         With a *session*, once that is committed; a run that has begun by then is stopped.
 
         Raises:

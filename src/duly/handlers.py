@@ -21,6 +21,7 @@ from typing import (
 )
 
 from duly.backoff import DEFAULT, Backoff, Seconds, check_backoff
+from duly.batchhandler import BatchHandler
 from duly.binding import Binding, Call
 from duly.codec import Unreadable, encode
 from duly.errors import UsageError
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncHandler",
+    "BatchHandler",
     "Decorator",
     "Handler",
     "Handlers",
@@ -156,6 +158,7 @@ class Handlers:
         self.limits = limits or Limits()
         self.wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda fn: fn  #: around what is added
         self._by_topic: dict[str, Handler[..., Any]] = {}
+        self._batches: dict[str, BatchHandler] = {}  #: apart: no worker of single jobs ever sees them
 
     def handler(
         self,
@@ -200,8 +203,22 @@ class Handlers:
         Raises:
             UsageError: Its topic has one already.
         """
-        other = self._by_topic.setdefault(handler.topic, handler)
-        if other is not handler:
+        self._check_free(handler)
+        self._by_topic[handler.topic] = handler
+
+    def add_batch(self, handler: BatchHandler) -> None:
+        """
+        Add a batch handler.
+
+        Raises:
+            UsageError: Its topic has a handler already, of either kind.
+        """
+        self._check_free(handler)
+        self._batches[handler.topic] = handler
+
+    def _check_free(self, handler: Handler[..., Any] | BatchHandler) -> None:
+        other = self._by_topic.get(handler.topic) or self._batches.get(handler.topic)
+        if other is not None and other is not handler:
             raise UsageError(f"topic {handler.topic} has a handler already: {other!r}; remove it first")
 
     def remove(self, topic: str) -> None:
@@ -211,8 +228,9 @@ class Handlers:
         Raises:
             UsageError: There is none.
         """
-        if self._by_topic.pop(topic, None) is None:
-            raise UsageError(f"topic {topic} has no handler; known are {', '.join(self._by_topic) or 'none'}")
+        if self._by_topic.pop(topic, None) is None and self._batches.pop(topic, None) is None:
+            known = ", ".join((*self._by_topic, *self._batches)) or "none"
+            raise UsageError(f"topic {topic} has no handler; known are {known}")
 
     def get(self, topic: str) -> Handler[..., Any] | None:
         """
@@ -225,6 +243,12 @@ class Handlers:
         Name the topics that have a handler, in the order in which they were added.
         """
         return list(self._by_topic)
+
+    def batches(self) -> list[BatchHandler]:
+        """
+        The batch handlers, in the order in which they were added.
+        """
+        return list(self._batches.values())
 
 
 def _is_async(fn: Callable[..., Any]) -> bool:

@@ -25,6 +25,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Priority = Literal["high", "normal", "low"]
 OnConflict = Literal["keep", "replace", "raise"]
+#: The answer about a job that is not in the queue and may wait in a table of far-future jobs.
+Accepted = Literal["accepted"]
 
 
 class JobState(IntEnum):
@@ -166,7 +168,7 @@ class Placed(msgspec.Struct, frozen=True, gc=False):
     """
 
     key: JobKey
-    word: Literal["created", "kept", "replaced", "rescheduled", "requeued"]
+    word: Literal["created", "kept", "replaced", "rescheduled", "requeued", "accepted"]
     revision: int
     due_ms: int
     state: JobState
@@ -176,7 +178,7 @@ class Placed(msgspec.Struct, frozen=True, gc=False):
         """
         Whether this call made the revision that now stands.
         """
-        return self.word != "kept"
+        return self.word not in ("kept", "accepted")
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):

@@ -65,6 +65,8 @@ FIXED = {
     "leases": "zset     member -> lease end",
     "done": "zset     succeeded and cancelled member -> keep until",
     "dead": "zset     dead member -> keep until",
+    "overrides": "hash     member -> what became of a far-future job while it waits in its table",
+    "hydrated": "set      members that the pass under way has dealt with",
     "callbacks": "list     names of topics with callbacks that are ready: tokens that wake deliverers",
     "claims": "hash     worker -> nonce and members of its last claim",
     "workers": "hash     worker -> what it says of itself",

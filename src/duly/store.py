@@ -23,7 +23,7 @@ from duly.errors import (
     ServerUnsuitable,
     StoreUnavailable,
 )
-from duly.group import Group, chunks
+from duly.group import MAX_JOBS, Group, chunks
 from duly.ids import new_nonce, new_request
 from duly.job import JobKey, JobState, Lease, Order, Placed, shard_of
 from duly.keys import ShardKeys
@@ -35,11 +35,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from duly.connection import Link
+    from duly.job import Accepted
 
 log = logging.getLogger("duly.store")
 
 Answer = TypeVar("Answer")
 Ending = Literal["ack", "retry", "bury", "release"]
+Thawed = Literal["created", "kept", "cancelled", "moved"]
 ENDINGS: tuple[Ending, ...] = get_args(Ending)
 
 #: How enqueue.lua is told of a job: a byte for lane, options and what to do where the id is taken; its time.
@@ -340,6 +342,72 @@ class Store:
         said = dict(zip(keys, await self._scatter(keys, send), strict=True))
         return [said[key] == b"forgotten" for key, _ in pairs]
 
+    # -- far-future jobs ----------------------------------------------------------------------------------
+
+    async def thaw(self, orders: Iterable[Order], number: int, *, early: bool = False) -> list[Thawed]:
+        """
+        Take jobs from their table of far-future jobs in pass *number*; one word for each, in their order.
+
+        A job that is here already, or was taken by an earlier attempt at the same pass, is kept.  What was
+        cancelled or rescheduled meanwhile is not taken, or is due then.  With *early*, only the latter.
+
+        Raises:
+            Conflict: A later pass has begun.
+            StoreUnavailable, OutcomeUnknown: Some may not be taken.  The same call again is safe.
+        """
+
+        async def send(shard: int, batch: list[tuple[Order, bytes]]) -> list[Any]:
+            words = await self._thaw(shard, batch, number, early=early)
+            if words == b"over":
+                return [Conflict(f"pass {number} is over: another hydrate has begun a later one")] * len(
+                    batch
+                )
+            return [word.decode() for word in words]
+
+        bulk = Bulk(send, self.shards)
+        try:
+            for order in orders:
+                await bulk.add(self._shard(order.key), order, new_request())
+            answers: list[Any] = await bulk.finish()
+        except BaseException:
+            bulk.cancel()
+            raise
+        for answer in answers:
+            if isinstance(answer, DulyError):
+                raise answer
+        return answers
+
+    async def _thaw(self, shard: int, batch: list[tuple[Order, bytes]], number: int, *, early: bool) -> Any:
+        topics: dict[str, None] = {}
+        rest: list[Any] = []
+        for order, request in batch:
+            topics[order.key.topic] = None
+            options = options_of(order)
+            head = SPEC.pack(order.lane << 3 | (HAS_OPTIONS if options else 0), order.due_ms or 0)
+            rest += (order.key.member, head, b"".join((request, options, order.envelope, order.payload)))
+        fixed = {
+            "nonce": new_nonce(),
+            "pass": number,
+            "early": "1" if early else "0",
+            "topic_count": len(topics),
+        }
+        return await self._run("thaw", shard, topics, fixed, (*topics, *rest))
+
+    async def settle(self, number: int, forget: Sequence[tuple[JobKey, bytes]] = ()) -> int:
+        """
+        End pass *number*, which is committed, and forget changes for which no far-future job was found.
+        """
+        by_shard: dict[int, list[Any]] = {shard: [] for shard in range(self.shards)}
+        for key, change in forget:
+            by_shard[self._shard(key)] += (key.member, change)
+        forgotten = 0
+        for shard, changes in by_shard.items():
+            # Once at least, for the end of the pass.
+            for at in range(0, len(changes) or 1, 2 * MAX_JOBS):
+                part = changes[at : at + 2 * MAX_JOBS]
+                forgotten += await self._run("settle", shard, (), {"pass": number}, part, now=False)
+        return forgotten
+
     # -- the way to a worker ------------------------------------------------------------------------------
 
     async def promote(
@@ -396,7 +464,7 @@ class Store:
         worker: str,
         number: int,
         limit: int = PER_CALL,
-        suspects: bool = True,
+        suspects: int = 1,
         callbacks: bool = False,
         timer: str = "",
         role: str = "auto",
@@ -405,6 +473,7 @@ class Store:
         """
         Lease ready jobs: at most the free slots of each topic, at most *limit* together.
 
+        At most *suspects* of them have a crash behind them.
         With *callbacks* those that are to be delivered, and no others; without, all others.
         With *lease_ms* the leases have that length, and no grace beyond the time to run.
         The same worker and number again, after a lost reply, brings the same leases.
@@ -423,7 +492,7 @@ class Store:
             "grace_ms": grace_ms,
             "limit": min(limit, PER_CALL),
             "max_bytes": CLAIM_BYTES,
-            "suspects": "1" if suspects else "0",
+            "suspects": int(suspects),
             "callbacks": "1" if callbacks else "0",
             "keep_ms": self.keeping.done_ms,
             "name": timer,
@@ -599,9 +668,13 @@ class Store:
 
     # -- what people ask for ------------------------------------------------------------------------------
 
-    async def cancel(self, keys: Sequence[JobKey], *, reason: str = "cancelled") -> list[JobState | None]:
+    async def cancel(
+        self, keys: Sequence[JobKey], *, reason: str = "cancelled"
+    ) -> list[JobState | Accepted | None]:
         """
         End jobs that have not ended; the answer is the state each is in now, None where there is no job.
+
+        It is "accepted" where the job may wait in a table of far-future jobs, never to come from there.
         """
 
         async def send(shard: int, batch: list[JobKey]) -> list[bytes]:
@@ -618,7 +691,7 @@ class Store:
             return words
 
         words = await self._scatter(keys, send)
-        return [None if word == b"gone" else JobState(int(word.split()[0])) for word in words]
+        return [_cancelled(word) for word in words]
 
     async def reschedule(
         self,
@@ -630,6 +703,8 @@ class Store:
     ) -> Placed:
         """
         Give a job that has not started another due time.
+
+        The word is "accepted" where the job may wait in a table of far-future jobs.
 
         Raises:
             JobNotFound: There is no such job.
@@ -932,6 +1007,15 @@ def _hydrated(key: JobKey, answer: bytes) -> Hydrated:
     return Hydrated(key, word, int(revision), JobState(int(state)))  # type: ignore[arg-type]  # as the script says
 
 
+def _cancelled(word: bytes) -> JobState | Accepted | None:
+    match word:
+        case b"gone":
+            return None
+        case b"accepted":
+            return "accepted"
+    return JobState(int(word.split()[0]))
+
+
 def _moved(key: JobKey, answer: bytes, word: Literal["rescheduled", "requeued"]) -> Placed:
     said, revision, due_ms, state = answer.decode().split(" ")
     match said:
@@ -941,4 +1025,6 @@ def _moved(key: JobKey, answer: bytes, word: Literal["rescheduled", "requeued"])
         case "conflict":
             msg = f"{key} is {JobState(int(state)).name} at revision {revision}: it cannot be {word}"
             raise Conflict(msg)
+        case "accepted":
+            return Placed(key, "accepted", 0, int(float(due_ms)), JobState.scheduled)
     return Placed(key, word, int(revision), int(float(due_ms)), JobState(int(state)))

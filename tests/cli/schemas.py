@@ -139,7 +139,7 @@ class Steered(Strict):
 
     topic: str
     id: str
-    outcome: Literal["cancelled", "rescheduled", "requeued", "refused"]
+    outcome: Literal["cancelled", "rescheduled", "requeued", "accepted", "refused"]
     state: State | None
     due_at: str | None
     error: str | None  #: why it was refused

@@ -40,6 +40,20 @@ def test_named_jobs_are_cancelled_one_by_one(duly, waiting):
     assert 0 == duly("jobs", "cancel", "mail/a1").code
 
 
+def test_a_job_that_may_wait_in_a_table_of_far_future_jobs_is_accepted(duly, arrange):
+    async def act(app):
+        store = await app.store()
+        await store.link.call("HSET", store.keys[0].fixed["meta"], "horizon", "table")
+
+    arrange(act)
+    when = "2050-01-01T00:00:00Z"
+    answer = duly("jobs", "reschedule", "mail/far", "--due-at", when)
+    told = "mail/far accepted: rescheduled if it is in the table of far-future jobs"
+    assert (0, f"{told}: scheduled, due 2050-01-01T00:00:00.000Z\n", "") == answer
+    [line] = duly("jobs", "cancel", "mail/far", "--json").lines
+    assert ("accepted", None, None) == (line["outcome"], line["state"], line["error"])
+
+
 def test_what_has_ended_is_not_cancelled(duly, arrange):
     async def act(app):
         await app.enqueue("mail", id="a")

@@ -409,3 +409,16 @@ async def test_how_many_crashes_a_job_may_have_is_bounded(client):
     for wrong in (0, 256):
         refused = await client.post(JOBS, json={"max_crashes": wrong})
         assert "max_crashes" == problem(refused, 422, "invalid")["field"]
+
+
+async def test_a_job_that_may_wait_in_a_table_of_far_future_jobs_is_changed_there(client, app):
+    store = await app.store()
+    await store.link.call("HSET", store.keys[0].fixed["meta"], "horizon", "table")
+    answer = await client.patch(f"{JOBS}/far", json={"due_at": "2050-01-01T00:00:00Z"})
+    assert 202 == answer.status_code
+    told = {"topic": "mail", "id": "far", "outcome": "accepted"}
+    assert told | {"due_at": "2050-01-01T00:00:00.000Z"} == answer.json()
+    answer = await client.delete(f"{JOBS}/far")
+    assert (202, told | {"due_at": None}) == (answer.status_code, answer.json())
+    assert 404 == (await client.get(f"{JOBS}/far")).status_code
+    assert 404 == (await client.post(f"{JOBS}/far/requeue")).status_code

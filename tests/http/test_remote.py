@@ -302,6 +302,15 @@ async def test_cancelling_what_has_ended_says_how_it_ended(producer, app):
     assert JobState.succeeded is await sent.cancel()
 
 
+async def test_a_far_future_job_is_changed_where_it_waits(producer, app):
+    store = await app.store()
+    await store.link.call("HSET", store.keys[0].fixed["meta"], "horizon", "table")
+    far, when = producer.job("mail", "far"), datetime(2050, 1, 1, tzinfo=UTC)
+    placed = await far.reschedule(due_at=when)
+    assert ("accepted", when.timestamp() * 1000) == (placed.word, placed.due_ms)
+    assert "accepted" == await far.cancel()
+
+
 async def test_a_job_that_is_not_there_is_not_found(producer):
     absent = producer.job("mail", "absent")
     for call in (

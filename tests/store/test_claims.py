@@ -307,6 +307,17 @@ async def test_one_suspect_at_a_time_is_claimed_so_that_innocents_are_not_buried
     assert [1] == [lease.crashes for lease in await claim(store, suspects=True)]
 
 
+async def test_a_claim_takes_as_many_suspects_as_it_says_and_no_more(store, clock):
+    for number in range(6):
+        await enqueue(store, f"j{number}")
+    await crash(store, clock)
+    clock.advance(s=1)
+    await enqueue(store, "fresh")
+    crashes = sorted(lease.crashes for lease in await claim(store, limit=10, suspects=4))
+    assert [0, 1, 1, 1, 1] == crashes
+    assert [1, 1] == [lease.crashes for lease in await claim(store, limit=10, suspects=4)]
+
+
 async def test_one_suspect_at_a_time_over_all_topics_of_a_claim(store, clock):
     for topic in ("a", "b"):
         await enqueue(store, "1", topic)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from duly.app import Duly
     from duly.cli.loop import Ask
-    from duly.job import Job, Placed
+    from duly.job import Accepted, Job, Placed
     from duly.where import Where
 
 OPEN = (JobState.scheduled, JobState.ready, JobState.running)
@@ -47,7 +47,7 @@ class Verb:
     name: Literal["cancel", "requeue", "reschedule"]
     done: str
     states: tuple[JobState, ...]  #: that it applies to
-    act: Callable[[Duly, Sequence[JobKey]], Awaitable[Sequence[Placed | JobState | DulyError]]]
+    act: Callable[[Duly, Sequence[JobKey]], Awaitable[Sequence[Placed | JobState | Accepted | DulyError]]]
 
 
 @dataclass(slots=True)
@@ -68,13 +68,13 @@ class Found:
         return sum(self.topics.values())
 
 
-async def _cancel(app: Duly, keys: Sequence[JobKey]) -> list[JobState | DulyError]:
+async def _cancel(app: Duly, keys: Sequence[JobKey]) -> list[JobState | Accepted | DulyError]:
     states = await (await app.queue()).cancel(keys)
     return [
         JobNotFound(f"there is no job {key}: it was pruned, or never was")
         if state is None
         else state
-        if state is JobState.cancelled
+        if state == "accepted" or state is JobState.cancelled
         else DulyError(f"{key} had ended before: {state.name}")
         for key, state in zip(keys, states, strict=True)
     ]
@@ -142,14 +142,21 @@ def _named(verb: Verb, ask: Ask, app: Duly, keys: Sequence[JobKey], *, as_json: 
             if not as_json:
                 say(f"duly: {answer}")
         elif not as_json:
-            print(f"{key} {verb.done}{_when(answer)}")
+            print(f"{key} {_done(verb, answer)}{_when(answer)}")
         if as_json:
             print_json_line(_outcome(verb, key, answer))
     return code
 
 
-async def _act(verb: Verb, app: Duly, keys: Sequence[JobKey]) -> Sequence[Placed | JobState | DulyError]:
+async def _act(
+    verb: Verb, app: Duly, keys: Sequence[JobKey]
+) -> Sequence[Placed | JobState | Accepted | DulyError]:
     return await verb.act(app, keys)
+
+
+def _done(verb: Verb, answer: Any) -> str:
+    accepted = getattr(answer, "word", answer) == "accepted"
+    return f"accepted: {verb.done} if it is in the table of far-future jobs" if accepted else verb.done
 
 
 def _moved_to(verb: Verb, answer: Any) -> dict[str, str]:
@@ -163,13 +170,13 @@ def _when(answer: Any) -> str:
 
 
 def _outcome(verb: Verb, key: JobKey, answer: Any) -> dict[str, Any]:
-    refused = isinstance(answer, DulyError)
+    refused, accepted = isinstance(answer, DulyError), getattr(answer, "word", answer) == "accepted"
     due = None if refused else moment(getattr(answer, "due_ms", None))
     return {
         "topic": key.topic,
         "id": key.id,
-        "outcome": "refused" if refused else verb.done,
-        "state": None if refused else getattr(answer, "state", answer).name,
+        "outcome": "refused" if refused else "accepted" if accepted else verb.done,
+        "state": None if refused or accepted else getattr(answer, "state", answer).name,
         "due_at": say_time(due) if due else None,
         "error": str(answer) if refused else None,
     }

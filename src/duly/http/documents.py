@@ -14,7 +14,7 @@ from duly.backoff import from_wire
 from duly.documents import JobDocument, fields_of
 from duly.durations import parse_duration, parse_time
 from duly.http.grammar import Callback, Duration, JobId, PositiveDuration, QueueName, Seconds, Time
-from duly.job import JobState, check_topic
+from duly.job import Accepted, JobState, check_topic
 from duly.newjob import NewJob
 
 if TYPE_CHECKING:
@@ -123,6 +123,17 @@ class JobView(JobDocument, kw_only=True, frozen=True):
     """
 
     status_code: StatusCode
+
+
+class AcceptedView(msgspec.Struct, kw_only=True, frozen=True):
+    """
+    What was asked of a job that is not in the queue, and may wait in its table of far-future jobs.
+    """
+
+    topic: str
+    id: str
+    outcome: Accepted = "accepted"
+    due_at: str | None = None
 
 
 class JobPage(msgspec.Struct):

@@ -322,7 +322,7 @@ class AsyncEndpoint:
         """
         job = await self._found(request)
         state = await self.queue.job(*job.key).cancel()
-        if state is not JobState.cancelled:
+        if state != "accepted" and state is not JobState.cancelled:
             raise Problem("conflict", f"job {job.id} had ended before, {state.name}", state=state.name)
         job = await self._found(request)
         return await _call(self._status, request, job) or job_response(job, 200)

@@ -17,6 +17,7 @@ from duly.http.answers import answer, etag_of, job_answer, path_of
 from duly.http.bodies import read_json
 from duly.http.documents import (
     STATUS_CODES,
+    AcceptedView,
     JobBody,
     JobPage,
     JobRequest,
@@ -170,7 +171,7 @@ async def reschedule(service: Service, request: Request) -> Response:
     revision, delay_s = _wanted_revision(request), seconds(delay, "delay")
     request.state.audited = {"delay_s": delay_s, "due_at": due_at}
     try:
-        await service.app.job(*key).reschedule(
+        placed = await service.app.job(*key).reschedule(
             delay=delay_s, due_at=time_of(due_at, "due_at"), revision=revision
         )
     except Conflict:
@@ -179,6 +180,10 @@ async def reschedule(service: Service, request: Request) -> Response:
             detail = f"{key} is at revision {job.revision} now; look at it again"
             raise Problem("outdated", detail, headers={"ETag": etag_of(job.revision)}) from None
         raise
+    if placed.word == "accepted":
+        due = moment(placed.due_ms)
+        view = AcceptedView(topic=key.topic, id=key.id, due_at=say_time(due) if due else None)
+        return answer(view, 202)
     return job_answer(await _get(service, key))
 
 
@@ -199,6 +204,8 @@ async def cancel(service: Service, request: Request) -> Response:
     """
     key = job_key(request)
     state = await service.app.job(*key).cancel()
+    if state == "accepted":
+        return answer(AcceptedView(topic=key.topic, id=key.id), 202)
     if state is not JobState.cancelled:
         raise Problem("conflict", f"{key} had ended before, {state.name}", state=state.name)
     return job_answer(await _get(service, key))
@@ -256,6 +263,10 @@ def _place(request: Request) -> tuple[list[JobState], str | None]:
 
 
 _JOB = Answer("the job", JobView, headers=("ETag", "Retry-After"))
+_ACCEPTED = Answer(
+    "it is not in the queue: if it waits in the table of far-future jobs, this is done before it comes",
+    AcceptedView,
+)
 _STATE = {"type": "string", "enum": [state.name for state in JobState]}
 
 OPERATIONS = [
@@ -332,7 +343,7 @@ OPERATIONS = [
         audit="reschedule",
         parameters=(TOPIC, JOB_ID, Parameter("If-Match", "header", "the ETag that the job must still have")),
         body=RescheduleBody,
-        answers={200: _JOB},
+        answers={200: _JOB, 202: _ACCEPTED},
         problems=("job-not-found", "conflict", "outdated", "too-large", "unsupported", "invalid"),
     ),
     Operation(
@@ -344,7 +355,7 @@ OPERATIONS = [
         scope="enqueue",
         audit="cancel",
         parameters=(TOPIC, JOB_ID),
-        answers={200: _JOB},
+        answers={200: _JOB, 202: _ACCEPTED},
         problems=("job-not-found", "conflict", "invalid"),
     ),
     Operation(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from duly.connection import Link
-    from duly.job import JobState, Placed
+    from duly.job import Accepted, JobState, Placed
     from duly.record.database import Database
     from duly.record.guard import Guard
     from duly.record.rows import JobRow
@@ -185,7 +185,7 @@ class Record:
         *,
         reason: str = "cancelled",
         session: AnySession | None = None,
-    ) -> list[JobState | None]:
+    ) -> list[JobState | Accepted | None]:
         """
         End jobs that have not ended; the answer is the state each is in now, None where there is no job.
         """
@@ -201,7 +201,9 @@ class Record:
         else:
             done = await self.database.write(work)
             await self._push_all([each.row for each in done if each.row is not None])
-        states = dict(zip(asked, (each.state for each in done), strict=True))
+        states: dict[JobKey, JobState | Accepted | None] = dict(
+            zip(asked, (each.state for each in done), strict=True)
+        )
         # What was sent before there was a record is known to Redis alone.
         strange = [key for key, state in states.items() if state is None and key in seen]
         states |= dict(zip(strange, await self.store.cancel(strange, reason=reason), strict=True))

@@ -186,6 +186,21 @@ def outcome_of(answer: JobAnswer) -> bytes:
     return _said(answer.result if answer.state == JobState.succeeded.name else answer.error)
 
 
+class AcceptedAnswer(msgspec.Struct, frozen=True):
+    """
+    What was asked of a job that may wait in its table of far-future jobs.
+    """
+
+    due_at: str | None = None
+
+
+def accepted_of(key: JobKey, answer: AcceptedAnswer) -> Placed:
+    """
+    The placement that such an answer stands for.
+    """
+    return Placed(key, "accepted", 0, ms_of(answer.due_at), JobState.scheduled)
+
+
 def job_of(answer: JobAnswer) -> Job:
     """
     The job that a document describes.

@@ -65,6 +65,7 @@ class Reply:
     headers: Mapping[str, str]
     problem: Problem | None = None
     replayed: bool = False  #: an earlier sending may have run as well
+    status: int = 200
 
 
 class RemoteLink:
@@ -156,7 +157,8 @@ class RemoteLink:
             try:
                 async with slots:
                     response = await self._exchange(request)
-                return Reply(response.content, response.headers, self._problem(response), maybe_ran)
+                problem = self._problem(response)
+                return Reply(response.content, response.headers, problem, maybe_ran, response.status_code)
             except _Failed as error:
                 failed = error
             except (StoreUnavailable, ServerUnsuitable) as error:

@@ -12,20 +12,31 @@ import msgspec
 from duly.bulk import Bulk
 from duly.errors import DulyError, OutcomeUnknown, ServerUnsuitable, StoreUnavailable, UsageError
 from duly.job import JobKey, JobState, Order, Placed
-from duly.remote.answers import BatchLine, JobAnswer, error_of, ms_of, placed_of
+from duly.remote.answers import (
+    AcceptedAnswer,
+    BatchLine,
+    JobAnswer,
+    accepted_of,
+    error_of,
+    ms_of,
+    placed_of,
+)
 from duly.remote.orders import body_of, span, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+    from duly.job import Accepted
     from duly.remote.answers import Problem
     from duly.remote.link import RemoteLink, Reply
 
 T = TypeVar("T")
 
+ACCEPTED = 202  #: how the service answers where the job may wait in a table of far-future jobs
 STEP = 100  #: requests for single jobs that are made at once
 
 job_answers = msgspec.json.Decoder(JobAnswer)
+_accepted_answers = msgspec.json.Decoder(AcceptedAnswer)
 _batch_lines = msgspec.json.Decoder(BatchLine)
 
 
@@ -140,7 +151,9 @@ class RemoteStore:
 
     # -- what people ask for ------------------------------------------------------------------------------
 
-    async def cancel(self, keys: Sequence[JobKey], *, reason: str = "cancelled") -> list[JobState | None]:
+    async def cancel(
+        self, keys: Sequence[JobKey], *, reason: str = "cancelled"
+    ) -> list[JobState | Accepted | None]:
         """
         End jobs that have not ended; the answer is the state each is in now, None where there is no job.
 
@@ -148,9 +161,11 @@ class RemoteStore:
         """
         del reason
 
-        async def one(key: JobKey) -> JobState | None:
+        async def one(key: JobKey) -> JobState | Accepted | None:
             reply = await self.link.call("DELETE", path_of(key))
             problem = reply.problem
+            if reply.status == ACCEPTED:
+                return "accepted"
             if problem is None:
                 return JobState[self.link.decode(job_answers, reply).state]
             if problem.kind == "job-not-found":
@@ -189,6 +204,8 @@ class RemoteStore:
                     f"{reply.problem.detail}: an answer was lost, so this call may have rescheduled it"
                 )
             raise error_of(reply.problem, self.link.place)
+        if reply.status == ACCEPTED:
+            return accepted_of(key, self.link.decode(_accepted_answers, reply))
         return placed_of(self.link.decode(job_answers, reply), "rescheduled")
 
     async def requeue(self, keys: Sequence[JobKey]) -> list[Placed | DulyError]:

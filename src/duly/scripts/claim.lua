@@ -31,7 +31,7 @@
 --          grace_ms  how far a lease may outlast the time to run
 --          limit     at most this many jobs
 --          max_bytes about this many bytes of bodies at most
---          suspects  '1' if the worker may take a job with a crash behind it
+--          suspects  how many jobs with a crash behind them the worker may take
 --          callbacks '1' for a deliverer: it takes callbacks, and all jobs of topics that have one; others take the rest
 --          keep_ms   how long an expired job is kept
 --          name      of the timer in this process, '' for none
@@ -78,6 +78,7 @@ end
 
 local leased, long = {}, {}
 local turn, left, bytes = tonumber(number), tonumber(limit), tonumber(max_bytes)
+local suspects_left = tonumber(suspects)
 
 local function add_body(member)
   local at = #long
@@ -148,7 +149,7 @@ local function lease(member, position, mark, attempts, crashes, marks, entry, du
   names_taken[taken] = member
   taken_of[position] = (taken_of[position] or 0) + 1
   free[position], left = free[position] - 1, left - 1
-  if crashes > 0 then suspects = '0' end
+  if crashes > 0 then suspects_left = suspects_left - 1 end
   return true
 end
 
@@ -210,7 +211,9 @@ for step = 0, #names - 1 do
   local position = (turn + step) % #names + 1
   -- Counters say where to look; now and then the streams are asked themselves.
   if free[position] > 0 and left > 0 and bytes > 0 and (ready[position] > 0 or turn % 32 == 0) then
-    if suspects == '1' and is_mine(position, SUSPECT) then take_ready(position, SUSPECT, 1) end
+    if suspects_left > 0 and is_mine(position, SUSPECT) then
+      take_ready(position, SUSPECT, math.min(suspects_left, free[position], left))
+    end
     for _, lane in ipairs(lane_order) do
       local want = math.min(free[position], left)
       if want > 0 and bytes > 0 and is_mine(position, lane) then take_ready(position, lane, want) end
@@ -232,7 +235,7 @@ local unnamed = for_each_due(now, MOVED_AT_ONCE, tonumber(keep_ms), function(mem
     else
       rest = cut(record, 2)
     end
-    if (crashes == 0 or suspects == '1') and lease(member, position, mark, attempts, crashes, marks, 0, due_ms, rest) then
+    if (crashes == 0 or suspects_left > 0) and lease(member, position, mark, attempts, crashes, marks, 0, due_ms, rest) then
       return
     end
   end

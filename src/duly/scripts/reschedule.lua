@@ -2,10 +2,11 @@
 -- reschedule: give jobs that have not started another due time, as a new revision.
 --
 -- moves    scheduled, ready -> scheduled
--- uses     clock records replies changes
+-- uses     clock records replies changes horizon
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters of topics
 --          jobs      hash    member -> record
+--          overrides hash    member -> what became of a far-future job while it waits in its table
 --          due       zset    member -> due_ms
 --          events    stream  what happened
 --          timer     stream  the earliest due time changed
@@ -15,14 +16,14 @@
 --          topic_count  how many topics follow
 --          topic...  their names; then for each job, all members distinct: member, request,
 --                    when ('+ms' from now or absolute), revision that must stand ('' for any)
--- returns  for each job '<word> <revision> <due_ms> <state>', word one of ok conflict gone
+-- returns  for each job '<word> <revision> <due_ms> <state>', word one of ok conflict gone, or accepted where its table may have it
 -- cost     O(jobs * log n)
 
 local now_floor, now_ceil = clock(now_ms)
 local named = tonumber(topic_count)
 for at = 1, named do name_topic(ARGV[topic_at + at - 1], at) end
 local first = topic_at + named
-local members, words = {}, {}
+local members, words, put_off = {}, {}, {}
 for at = first, #ARGV, 4 do members[#members + 1] = ARGV[at] end
 local revision = take_numbers(#members)
 
@@ -31,18 +32,31 @@ local function answer_of(word, job)
   return string.format('%s %d %d %d', word, job.revision, due_ms, job.state)
 end
 
+local function due_of(when)
+  return string.byte(when) == 43 and now_ceil + when or tonumber(when)
+end
+
+-- Not here: where there is a table of far-future jobs, it may have it.  Who has seen a revision has seen it here.
+local function unknown(member, arg)
+  local standing = ARGV[arg + 3] == '' and cold(member)
+  if not standing then return 'gone 0 0 0' end
+  if standing == 'cancelled' then return string.format('conflict 0 0 %d', CANCELLED) end
+  local due_ms = math.max(due_of(ARGV[arg + 2]), now_floor)
+  put_off[#put_off + 1] = member
+  put_off[#put_off + 1] = string.format('due %d', due_ms)
+  return string.format('accepted 0 %d %d', due_ms, SCHEDULED)
+end
+
 for at, job in ipairs(fetch(members)) do
   local arg = first + 4 * (at - 1)
   if not job then
-    words[at] = 'gone 0 0 0'
+    words[at] = unknown(members[at], arg)
   elseif job.request == ARGV[arg + 1] then
     words[at] = answer_of('ok', job)
   elseif job.state > READY or (ARGV[arg + 3] ~= '' and job.revision ~= tonumber(ARGV[arg + 3])) then
     words[at] = answer_of('conflict', job)
   else
-    local when = ARGV[arg + 2]
-    local due_ms = tonumber(when)
-    if string.byte(when) == 43 then due_ms = now_ceil + due_ms end
+    local due_ms = due_of(ARGV[arg + 2])
     local topic = topic_of(job.member)
     if job.state == READY then
       drop_entry(topic, lane_of(job), job[ENTRY])
@@ -57,4 +71,5 @@ for at, job in ipairs(fetch(members)) do
   end
 end
 commit(now_floor, nonce)
+if #put_off > 0 then redis.call('HSET', overrides, unpack(put_off)) end
 return words

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from duly.app import Duly
     from duly.backoff import Seconds
     from duly.errors import DulyError
-    from duly.job import Job, JobKey, JobState, Placed
+    from duly.job import Accepted, Job, JobKey, JobState, Placed
     from duly.newjob import NewJob, Options
     from duly.record.sessions import AnySession, Elsewhere
     from duly.sync.replies import SyncReply
@@ -292,7 +292,7 @@ class SyncJobHandle(Generic[R_co]):
         """
         return self._twin.run(self._handle().get())
 
-    def cancel(self, *, session: AnySession | None = None) -> JobState:
+    def cancel(self, *, session: AnySession | None = None) -> JobState | Accepted:
         """
         End it, also while it runs; see `JobHandle.cancel`.
         """

@@ -1,0 +1,3 @@
+"""
+Batch handlers at work: claim many jobs, run them as one DataFrame, store an outcome for each.
+"""

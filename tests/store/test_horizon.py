@@ -1,0 +1,158 @@
+"""
+Far-future jobs at the queue's door: taken once each, and as they were changed while they waited elsewhere.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from duly.errors import Conflict, JobNotFound
+from duly.job import JobKey, JobState, Lane, Order
+from duly.store import Keeping, Want
+
+TOPIC = "mail"
+
+
+def key(id_: str) -> JobKey:
+    return JobKey(TOPIC, id_)
+
+
+def order(id_: str, due_ms: int, payload: bytes = b"{}", **options) -> Order:
+    return Order(key(id_), payload, due_ms=due_ms, **options)
+
+
+@pytest.fixture
+async def cold(store):
+    """
+    A namespace that has a table of far-future jobs.
+    """
+    await store.link.call("HSET", store.keys[0].fixed["meta"], "horizon", "table")
+    return store
+
+
+async def test_a_job_is_taken_once_and_keeps_its_due_time(cold, views, clock, look):
+    soon = clock.now_ms + 5_000
+    assert ["created"] == await cold.thaw([order("a", soon, b'{"n":1}', lane=Lane.high, ttr_ms=7_000)], 1)
+    assert ["kept"] == await cold.thaw([order("a", soon)], 1)
+    job = await views.get(key("a"))
+    assert (JobState.scheduled, soon, b'{"n":1}', "high", 7_000) == (
+        job.state,
+        job.due_ms,
+        job.payload,
+        job.priority,
+        job.ttr_ms,
+    )
+    look()
+
+
+async def test_what_is_past_is_ready_at_once_and_late_since_it_was_due(cold, views, clock, look):
+    await cold.thaw([order("a", clock.now_ms - 5_000, b"x" * 3_000)], 1)
+    look()
+    [lease] = (await cold.claim(0, [Want(TOPIC, 1, 60_000)], worker="w", number=1)).leases
+    assert (clock.now_ms - 5_000, b"x" * 3_000) == (lease.floor_ms, lease.payload)
+
+
+async def test_an_event_tells_where_the_job_came_from(cold, feed, clock):
+    await cold.thaw([order("a", clock.now_ms + 1)], 1)
+    _, events = await feed.read(0, None, 10)
+    assert [("enqueued", "a", "hydrated")] == [(each.verb, each.id, each.reason) for each in events]
+
+
+async def test_a_job_that_the_queue_knows_is_kept_whatever_its_state(cold, views, clock):
+    await cold.enqueue(Order(key("a"), b'{"mine":1}', due_ms=clock.now_ms + 9_000))
+    assert ["kept"] == await cold.thaw([order("a", clock.now_ms + 1)], 1)
+    assert b'{"mine":1}' == (await views.get(key("a"))).payload
+    await cold.cancel([key("a")])
+    assert ["kept"] == await cold.thaw([order("a", clock.now_ms + 1)], 2)
+    assert JobState.cancelled is (await views.get(key("a"))).state
+
+
+async def test_a_pass_that_runs_again_takes_nothing_that_ended_and_was_pruned_meanwhile(
+    link, namespace, clock, views
+):
+    from duly.namespace import create
+    from duly.store import Store
+
+    await create(link, namespace, 1, clock="test")
+    store = Store(link, namespace=namespace, now=clock, keeping=Keeping(done_ms=0))
+    await store.thaw([order("a", clock.now_ms)], 1)
+    [lease] = (await store.claim(0, [Want(TOPIC, 1, 60_000)], worker="w", number=1)).leases
+    await store.ack(lease)
+    clock.advance(s=3_600)
+    assert (1, False) == await store.prune(0)
+    assert ["kept"] == await store.thaw([order("a", clock.now_ms)], 1)
+    # Committed: the table does not offer the row again, and the same id is another job.
+    await store.settle(1)
+    with pytest.raises(Conflict, match="pass 1 is over"):
+        await store.thaw([order("a", clock.now_ms)], 1)
+    assert ["created"] == await store.thaw([order("a", clock.now_ms)], 2)
+
+
+async def test_an_attempt_at_a_pass_that_is_over_takes_nothing(cold, views, clock):
+    await cold.thaw([order("a", clock.now_ms + 1)], 2)
+    with pytest.raises(Conflict, match="pass 1 is over"):
+        await cold.thaw([order("b", clock.now_ms + 1)], 1)
+    assert None is await views.get(key("b"))
+
+
+async def test_a_far_future_job_can_be_cancelled_before_it_comes(cold, views, clock):
+    assert ["accepted"] == await cold.cancel([key("a")])
+    assert ["cancelled"] == await cold.thaw([order("a", clock.now_ms + 1)], 1)
+    assert None is await views.get(key("a"))
+    # The attempt that is repeated does not take it either, though the change is used up.
+    assert ["kept"] == await cold.thaw([order("a", clock.now_ms + 1)], 1)
+
+
+async def test_a_far_future_job_can_be_rescheduled_before_it_comes(cold, views, clock):
+    later = clock.now_ms + 90_000
+    placed = await cold.reschedule(key("a"), due_ms=later)
+    assert ("accepted", later, False) == (placed.word, placed.due_ms, placed.created)
+    again = await cold.reschedule(key("a"), delay_ms=60_000)
+    assert clock.now_ms + 60_000 == again.due_ms
+    assert ["created"] == await cold.thaw([order("a", clock.now_ms + 1)], 1)
+    assert clock.now_ms + 60_000 == (await views.get(key("a"))).due_ms
+
+
+async def test_a_job_that_was_rescheduled_to_an_earlier_time_comes_early_and_only_once(cold, views, clock):
+    far = clock.now_ms + 10**9
+    await cold.reschedule(key("a"), due_ms=clock.now_ms + 5)
+    assert ["created", "kept"] == await cold.thaw([order("a", far), order("b", far)], 1, early=True)
+    assert (clock.now_ms + 5, None) == ((await views.get(key("a"))).due_ms, await views.get(key("b")))
+    assert ["kept"] == await cold.thaw([order("a", far)], 1, early=True)
+    # Long gone when its own time comes.
+    await cold.settle(1)
+    await cold.link.call("HDEL", cold.keys[0].fixed["jobs"], "mail/a")
+    assert [None] == await cold.cancel([key("a")])
+    with pytest.raises(JobNotFound):
+        await cold.reschedule(key("a"), delay_ms=1)
+    assert ["moved"] == await cold.thaw([order("a", far)], 2)
+
+
+async def test_what_was_cancelled_cannot_be_rescheduled_but_what_was_rescheduled_can_be_cancelled(
+    cold, clock
+):
+    await cold.cancel([key("a")])
+    with pytest.raises(Conflict, match="cancelled"):
+        await cold.reschedule(key("a"), delay_ms=1)
+    await cold.reschedule(key("b"), delay_ms=1)
+    assert ["accepted"] == await cold.cancel([key("b")])
+    assert ["cancelled"] == await cold.thaw([order("b", clock.now_ms)], 1)
+
+
+async def test_who_names_a_revision_has_seen_the_job_here_and_is_told_that_it_is_gone(cold):
+    with pytest.raises(JobNotFound):
+        await cold.reschedule(key("a"), delay_ms=1, revision=7)
+
+
+async def test_without_a_table_of_far_future_jobs_an_unknown_job_is_unknown(store):
+    assert [None] == await store.cancel([key("a")])
+    with pytest.raises(JobNotFound):
+        await store.reschedule(key("a"), delay_ms=1)
+
+
+async def test_changes_are_forgotten_unless_they_were_made_anew(cold):
+    await cold.cancel([key("a")])
+    await cold.reschedule(key("b"), due_ms=2_000_000)
+    assert 1 == await cold.settle(1, [(key("a"), b"cancelled"), (key("b"), b"due 7")])
+    left = await cold.link.call("HGETALL", cold.keys[0].fixed["overrides"])
+    assert [b"mail/b", b"due 2000000"] == left
