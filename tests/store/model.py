@@ -103,7 +103,7 @@ class Model:
         if (not old or old.state >= JobState.running) and waiting >= self.limits.get(topic, 1_000_000):
             return "full", None
         state = JobState.ready if due == self.now else JobState.scheduled
-        timed = old is not None or state is JobState.ready
+        timed = old is not None or state is JobState.ready or _asks(order)
         row = self.rows[order.key] = Row(order, state, due, expires=order.expires_ms, timed=timed)
         return ("replaced" if old else "created"), row
 
@@ -238,7 +238,7 @@ class Model:
             state = JobState.ready if order.due_ms <= self.now else JobState.scheduled
             counts = promise.attempts, promise.crashes
             row = Row(order, state, order.due_ms, promise.revision, *counts, expires=order.expires_ms)
-            row.timed = old is not None or state is JobState.ready or any(counts)
+            row.timed = old is not None or state is JobState.ready or any(counts) or _asks(order)
             self.rows[order.key] = row
             return word
         if not old:
@@ -261,7 +261,7 @@ class Model:
         Reach a state that is final for this revision.
         """
         row.state, row.outcome, row.progress, row.timed = state, outcome, b"", True
-        if row.order.envelope.startswith(b'{"reply_to":'):
+        if _asks(row.order):
             self.replies.append((row.order.key.member, row.revision, state, outcome))
         row.verb = verb or row.verb
         keep_ms = DEAD_MS if state is JobState.dead else DONE_MS
@@ -270,6 +270,10 @@ class Model:
         if state is not JobState.dead and keep_ms < STUB_MS:
             keep_ms, row.outcome, row.stub = STUB_MS, b"", True
         row.keep = self.now + keep_ms
+
+
+def _asks(order: Order) -> bool:
+    return order.envelope.startswith(b'{"reply_to":')
 
 
 def _terms(order: Order, expires: int | None = None) -> tuple[object, ...]:

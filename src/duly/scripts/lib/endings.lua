@@ -33,6 +33,8 @@ local function finish(verb, job, topic, state, now_ms, keep_ms, outcome, reason)
   local was, told = job.state, outcome
   local body = has_mark(job, REPLY) and (job.apart and redis.call('HGET', bodies, job.member) or job.body)
   job.state, job[ENDED], job[ENTRY] = state, now_ms, 0
+  -- One that is only a trace came with what its reply needs, and nothing else.
+  if has_mark(job, BODY_DROPPED) then job.body = '' end
   if state ~= DEAD then
     local _, _, retain = wishes(job)
     if retain ~= UNKNOWN then keep_ms = retain * 1000 end
