@@ -5,6 +5,7 @@ Where databases differ: how each is reached, told to behave, and asked for what 
 from __future__ import annotations
 
 from functools import lru_cache
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import event, text
@@ -164,9 +165,8 @@ def _insert_unnested(connection: Connection, table: Table, rows: Sequence[dict[s
     values: dict[str, Any] = {}
     many: list[str] = []
     always = list(table.primary_key.columns)[-1].name  # rows are counted by it
-    for column in table.columns:
-        name = column.name
-        each = [row[name] for row in rows]
+    names = list(rows[0])
+    for name, each in zip(names, zip(*map(itemgetter(*names), rows), strict=True), strict=True):
         if name != always and each.count(each[0]) == len(each):
             values[name] = each[0]
         else:
@@ -179,7 +179,9 @@ def array(values: Sequence[Any]) -> str:
     """
     An array as PostgreSQL reads it, of text, numbers or bytes: made ten times as quickly as by a driver.
     """
-    return f"{{{','.join(map(_element, values))}}}"
+    # Nearly always all are numbers.
+    told = map(str if {int} == set(map(type, values)) else _element, values)
+    return f"{{{','.join(told)}}}"
 
 
 def _element(value: Any) -> str:
