@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from duly.record.clock import Moment
 
 
-_ENDED = frozenset(state.value for state in JobState if state.ended)
+ENDED = frozenset(state.value for state in JobState if state.ended)
 
 
 class JobRow(NamedTuple):
@@ -61,7 +61,7 @@ class JobRow(NamedTuple):
         """
         Whether it says that nothing more happens.
         """
-        return self.state in _ENDED
+        return self.state in ENDED
 
 
 #: Subtracted from a due time: at once, and among such rows in the order of their due times.
