@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from duly.errors import DulyError
@@ -36,6 +37,7 @@ class Marks:
         self._namespace = namespace
         self._waiting: dict[JobKey, tuple[int, int]] = {}
         self._marker: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
 
     def add(self, given: Sequence[tuple[JobKey, int]], generation: int) -> None:
         """
@@ -48,15 +50,18 @@ class Marks:
 
     async def settle(self) -> None:
         """
-        Wait until there are none left, or they cannot be written.
+        Wait until there are none left, or they cannot be written; they wait no longer for others.
         """
+        self._hurry.set()
         while self._marker is not None:
             await asyncio.wait([self._marker])
+        self._hurry.clear()
 
     async def _write_all(self) -> None:
         try:
             while self._waiting:
-                await asyncio.sleep(LINGER_S)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._hurry.wait(), LINGER_S)
                 await self._write_some()
         except DulyError as error:
             # The next look finds these rows, and Redis says that it has them.

@@ -2,10 +2,10 @@
 INSERT INTO duly_attempts (
   namespace, topic, id, token, revision, attempt, word, worker, started_ms, ended_ms, lateness_ms, error
 )
-SELECT :namespace, given.*
-FROM unnest(
-    CAST(:topic AS text[]), CAST(:id AS text[]), CAST(:token AS bigint[]), CAST(:revision AS bigint[]),
-    CAST(:attempt AS integer[]), CAST(:word AS text[]), CAST(:worker AS text[]), CAST(:started_ms AS bigint[]),
-    CAST(:ended_ms AS bigint[]), CAST(:lateness_ms AS bigint[]), CAST(:error AS bytea[])
-  ) AS given
+SELECT :namespace, given.topic, given.id, given.token, given.revision, given.attempt, given.word, given.worker,
+  given.started_ms, given.ended_ms, given.lateness_ms, decode(given.error, 'base64')
+FROM json_to_recordset(CAST(:rows AS json)) AS given (
+    topic text, id text, token bigint, revision bigint, attempt integer, word text, worker text,
+    started_ms bigint, ended_ms bigint, lateness_ms bigint, error text
+  )
 ON CONFLICT DO NOTHING
