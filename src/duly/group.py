@@ -87,6 +87,8 @@ class Group(Generic[Item, Answer]):
                 for (_, future), answer in pairs:
                     if not future.done():
                         future.set_result(answer)
+                # Those who have more to send leave together again, not the first of them alone.
+                await asyncio.sleep(0)
         finally:
             self._sender = None
             # Only a cancelled loop leaves callers behind; they must not wait for ever.

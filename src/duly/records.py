@@ -125,18 +125,26 @@ def options_of(order: Order) -> bytes:
     """
     The options part of a record: empty when nothing was asked for.
     """
-    if (
-        not (order.expires_ms or order.ttr_ms or order.max_crashes or order.envelope)
-        and order.retain_s is None
-    ):
+    return pack_options(
+        order.expires_ms, order.ttr_ms, order.retain_s, order.max_crashes, len(order.envelope)
+    )
+
+
+def pack_options(
+    expires_ms: int, ttr_ms: int, retain_s: int | None, max_crashes: int, envelope_bytes: int
+) -> bytes:
+    """
+    The same, of an order's single options.
+    """
+    if retain_s is None and not (expires_ms or ttr_ms or max_crashes or envelope_bytes):
         return b""
     # Orders share a script call: one that asks for more than a record holds must not fail them all.
     return OPTIONS.pack(
-        order.expires_ms,
-        min(order.ttr_ms, UNKNOWN),
-        UNKNOWN if order.retain_s is None else min(order.retain_s, UNKNOWN - 1),
-        min(order.max_crashes, 255),
-        len(order.envelope),
+        expires_ms,
+        min(ttr_ms, UNKNOWN),
+        UNKNOWN if retain_s is None else min(retain_s, UNKNOWN - 1),
+        min(max_crashes, 255),
+        envelope_bytes,
     )
 
 

@@ -5,6 +5,7 @@ Transactions: shared by those who come together, repeated where that is safe, an
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import text
@@ -44,6 +45,23 @@ async def test_calls_that_are_under_way_together_share_a_transaction(database):
     # The first one met nobody; the others came while it was under way.
     assert 2 == commits.transactions
     assert 100 == await stored(database, *range(100))
+
+
+async def test_what_follows_a_commit_is_done_once_for_all_of_it_before_anybody_is_told(database):
+    followed = []
+
+    async def follow(answers):
+        assert len(answers) == await stored(database, *(each.answer.key.id for each in answers))
+        followed.append(len(answers))
+
+    commits, kind = Commits(database), replace(accepting, after=follow)
+
+    async def ask(number):
+        await commits.ask(kind, wanted(number))
+        return sum(followed)
+
+    told = await asyncio.gather(*map(ask, range(20)))
+    assert ([1, 19], [1] + [20] * 19) == (followed, told)
 
 
 async def test_two_calls_for_one_id_are_answered_in_turn(database):

@@ -52,6 +52,25 @@ async def test_what_piles_up_behind_a_call_leaves_together_in_the_next():
     assert [["a"], ["b", "c", "d"]] == wire.batches
 
 
+async def test_callers_that_go_on_leave_together_again():
+    sent = []
+
+    async def send(batch):
+        sent.append(len(batch))
+        await settle()
+        return batch
+
+    callers = Group(send, key=str, size=len)
+
+    async def call_thrice(name):
+        for number in range(3):
+            await callers.ask(f"{name}{number}")
+
+    await asyncio.gather(*map(call_thrice, "abcd"))
+    # The very first one met nobody, and is a call ahead from then on.
+    assert [1, 4, 4, 3] == sent
+
+
 async def test_callers_of_one_moment_share_the_first_call():
     wire = Wire()
     wire.gate.set()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from duly.bench.rig import Rig
 
+from duly.bench import postgres
 from duly.bench.figure import Figure
 from duly.bench.http import http
 from duly.bench.rig import PAD
@@ -253,6 +254,15 @@ async def herd(rig: Rig, sizes: Sizes) -> list[Figure]:
     ]
 
 
+async def record(rig: Rig, sizes: Sizes) -> list[Figure]:
+    """
+    What a database of record costs.
+    """
+    from duly.bench.record import record as measure  # packages that need not be there
+
+    return await measure(rig, sizes)
+
+
 MEASURES: dict[str, Callable[[Rig, Sizes], Awaitable[list[Figure]]]] = {
     "processed": processed,
     "bulk": bulk,
@@ -267,12 +277,24 @@ MEASURES: dict[str, Callable[[Rig, Sizes], Awaitable[list[Figure]]]] = {
     "backlog": backlog,
     "herd": herd,
     "http": http,
+    "record": record,
 }
 
 
-def possible() -> list[str]:
+def possible(*, record: bool = False) -> list[str]:
     """
-    The measures for which everything is installed.
+    The measures for which everything is installed; with *record* there is a database for them.
     """
-    served = all(importlib.util.find_spec(module) for module in ("starlette", "uvicorn"))
-    return [name for name in MEASURES if served or name != "http"]
+    lacking = set()
+    if not installed("starlette", "uvicorn"):
+        lacking.add("http")
+    if not (installed("sqlalchemy", "alembic", "psycopg") and (record or postgres.program("initdb"))):
+        lacking.add("record")
+    return [name for name in MEASURES if name not in lacking]
+
+
+def installed(*modules: str) -> bool:
+    """
+    Whether packages are there that need not be.
+    """
+    return all(importlib.util.find_spec(module) for module in modules)

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 ONCE = {"backlog", "idle", "memory"}
 
 
-async def measure(names: Sequence[str], sizes: Sizes, runs: int, url: str | None) -> list[Figure]:
+async def measure(
+    names: Sequence[str], sizes: Sizes, runs: int, url: str | None, record: str | None = None
+) -> list[Figure]:
     """
     The median of *runs* of each measure, each on an empty server.
     """
@@ -33,7 +35,7 @@ async def measure(names: Sequence[str], sizes: Sizes, runs: int, url: str | None
     for name in names:
         found: list[list[Figure]] = []
         for _ in range(1 if name in ONCE else runs):
-            async with rig(url) as each:
+            async with rig(url, record) as each:
                 await each.clear()
                 found.append(await MEASURES[name](each, sizes))
         for same in zip(*found, strict=True):

@@ -26,8 +26,9 @@ class Rig:
     One app on one server, measured.
     """
 
-    def __init__(self, app: Duly) -> None:
+    def __init__(self, app: Duly, record: str | None = None) -> None:
         self.app = app
+        self.record = record  #: the database to measure with; None: one of its own
         self.ran: dict[str, int] = {}
         self.late_ms: list[float] = []
         self.timed = False  #: whether runs note their lateness
@@ -111,11 +112,11 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(url: str | None) -> AsyncIterator[Rig]:
+async def rig(url: str | None, record: str | None = None) -> AsyncIterator[Rig]:
     """
     A rig on *url*, or on an embedded server in a temporary directory, synced to disk every second.
     """
     with tempfile.TemporaryDirectory(prefix="duly-bench-") as data:
         app = Duly(url, namespace="bench", data=data, durability="everysec")
         async with app:
-            yield Rig(app)
+            yield Rig(app, record)

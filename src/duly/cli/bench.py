@@ -9,7 +9,8 @@ from dataclasses import asdict
 
 import click
 
-from duly.bench.measures import MEASURES, QUICK, Sizes, possible
+from duly.bench import postgres
+from duly.bench.measures import MEASURES, QUICK, Sizes, installed, possible
 from duly.bench.report import machine, measure, table
 from duly.cli.loop import run
 from duly.cli.main import COMMANDS, NO, OK
@@ -21,6 +22,11 @@ from duly.errors import UsageError
 @click.command(epilog="Example: duly bench --quick", short_help=COMMANDS["bench"][1])
 @click.argument("only", nargs=-1, metavar="[WHAT]...")
 @click.option("--url", help="A server to measure; default an embedded one in a temporary directory.")
+@click.option(
+    "--record",
+    help="A database of record to measure with; default a PostgreSQL of its own, with fsync on, where "
+    "that is installed.",
+)
 @click.option("--quick", is_flag=True, help="Small sizes, for a first look.")
 @click.option(
     "--runs",
@@ -30,9 +36,11 @@ from duly.errors import UsageError
     help="Repeat each and report the median.",
 )
 @as_json
-def bench(only: tuple[str, ...], url: str | None, quick: bool, runs: int, as_json: bool) -> int:
+def bench(
+    only: tuple[str, ...], url: str | None, record: str | None, quick: bool, runs: int, as_json: bool
+) -> int:
     """
-    Measure this machine: rates, lateness, memory, idle cost, HTTP; or only WHAT.
+    Measure this machine: rates, lateness, memory, idle cost, HTTP, a record; or only WHAT.
 
     Exits with 1 if a goal is missed.
     """
@@ -41,7 +49,10 @@ def bench(only: tuple[str, ...], url: str | None, quick: bool, runs: int, as_jso
     for name in only:
         if name not in MEASURES:
             raise UsageError(f"there is no measure {name}; known are {', '.join(MEASURES)}")
-    figures = run(measure(list(only or possible()), QUICK if quick else Sizes(), runs, url))
+    if "record" in only:
+        _need_database(record)
+    names = list(only or possible(record=record is not None))
+    figures = run(measure(names, QUICK if quick else Sizes(), runs, url, record))
     if as_json:
         print_json(
             {
@@ -54,3 +65,10 @@ def bench(only: tuple[str, ...], url: str | None, quick: bool, runs: int, as_jso
         print(f"{about}; median of {runs}")
         print(table(figures))
     return NO if any(figure.kept is False for figure in figures) else OK
+
+
+def _need_database(record: str | None) -> None:
+    if not installed("sqlalchemy", "alembic", "psycopg"):
+        raise UsageError("a record needs SQLAlchemy: pip install 'duly[record]'")
+    if record is None and postgres.program("initdb") is None:
+        raise UsageError(f"no PostgreSQL to measure with: {postgres.REMEDY}")

@@ -67,9 +67,15 @@ class WholeRecord(Record):
         """
         return RecordViews(self.store, self.database, self.clock)
 
+    async def settle(self) -> None:
+        """
+        Wait until the rows say what the queue has been given, or cannot.
+        """
+        await self._relay.settle()
+
     async def aclose(self) -> None:
         """
         Note what the queue has been given, and close connections to the database.
         """
-        await self._relay.settle()
+        await self.settle()
         await super().aclose()

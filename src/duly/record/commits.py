@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from duly.group import Group
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Awaitable, Callable, Hashable, Sequence
 
     from sqlalchemy import Connection
 
@@ -31,6 +31,9 @@ class Kind(Generic[Item, Answer]):
     run: Callable[[Connection, list[Item]], Sequence[Answer]]
     key: Callable[[Item], Hashable]  #: items of the same key go one after another
     size: Callable[[Item], int]
+    #: What is done with the answers once they are committed, before anybody is told.  All at once, and before
+    #: the next transaction: callers that go on together come back together, so that groups stay large.
+    after: Callable[[Sequence[Answer]], Awaitable[object]] | None = None
 
 
 class Commits:
@@ -71,6 +74,9 @@ class Commits:
 
         answers = await self._database.write(work)
         self.transactions += 1
+        for kind, mine in places.items():
+            if kind.after is not None:
+                await kind.after([answers[place] for place in mine])
         return answers
 
 

@@ -14,6 +14,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.util import greenlet_spawn
 
 from duly.errors import OutcomeUnknown, RecordUnavailable
 from duly.record.dialects import arguments, lacks_table, parse, tame, worth_repeating
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sqlalchemy import Connection, Engine
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
 log = logging.getLogger("duly.record")
 
@@ -131,17 +132,17 @@ class _Attempt:
         self.committing = False
 
     async def run(self, work: Callable[[Connection], T]) -> T:
-        async with self._engine.connect() as connection:
+        # All of it at once: each step from the loop into SQLAlchemy costs as much as a statement.
+        return await greenlet_spawn(self._run, work)
+
+    def _run(self, work: Callable[[Connection], T]) -> T:
+        with self._engine.sync_engine.connect() as connection:
             self.connected = True
-            async with connection.begin() as transaction:
-                answer = await connection.run_sync(work)
-                self.committing = _wrote(connection)
-                await transaction.commit()
+            with connection.begin() as transaction:
+                answer = work(connection)
+                self.committing = not connection.get_execution_options().get("duly_reads")
+                transaction.commit()
         return answer
-
-
-def _wrote(connection: AsyncConnection) -> bool:
-    return not connection.sync_connection.get_execution_options().get("duly_reads")  # type: ignore[union-attr]
 
 
 def _passing(error: Exception, attempt: _Attempt) -> bool:

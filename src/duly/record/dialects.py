@@ -5,12 +5,12 @@ Where databases differ: how each is reached, told to behave, and asked for what 
 from __future__ import annotations
 
 from functools import lru_cache
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import event, text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.mysql import insert as mysql_insert
-from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
@@ -142,21 +142,18 @@ def insert_absent(connection: Connection, table: Table, rows: Sequence[dict[str,
     """
     Insert those rows whose primary key is free; how many that were, None where the database does not tell.
     """
-    match connection.dialect.name, connection.dialect.driver:
-        case "postgresql", "psycopg":
+    match connection.dialect.name:
+        case "postgresql":
             return _insert_unnested(connection, table, rows)
-        case "postgresql", _:
-            statement: Any = postgresql_insert(table).on_conflict_do_nothing()
-        case "sqlite", _:
-            statement = sqlite_insert(table).on_conflict_do_nothing()
+        case "sqlite":
+            statement: Any = sqlite_insert(table).on_conflict_do_nothing()
+            return connection.execute(statement.execution_options(preserve_rowcount=True), rows).rowcount
         case _:
             # Not INSERT IGNORE: it would also let pass what does not fit, and take a lock that has to be
             # widened later, for which two transactions wait in vain.
             column = next(iter(table.primary_key.columns))
-            statement = mysql_insert(table).on_duplicate_key_update({column.name: column})
-            connection.execute(statement, rows)
+            connection.execute(mysql_insert(table).on_duplicate_key_update({column.name: column}), rows)
             return None
-    return connection.execute(statement.execution_options(preserve_rowcount=True), rows).rowcount
 
 
 def _insert_unnested(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> int:
@@ -168,15 +165,36 @@ def _insert_unnested(connection: Connection, table: Table, rows: Sequence[dict[s
     values: dict[str, Any] = {}
     many: list[str] = []
     always = list(table.primary_key.columns)[-1].name  # rows are counted by it
-    for column in table.columns:
-        name = column.name
-        each = [row[name] for row in rows]
+    names = list(rows[0])
+    for name, each in zip(names, zip(*map(itemgetter(*names), rows), strict=True), strict=True):
         if name != always and each.count(each[0]) == len(each):
             values[name] = each[0]
         else:
-            values[name] = each
+            values[name] = array(each)
             many.append(name)
     return connection.execute(_unnested(table, tuple(many)), values).rowcount
+
+
+def array(values: Sequence[Any]) -> str:
+    """
+    An array as PostgreSQL reads it, of text, numbers or bytes: made ten times as quickly as by a driver.
+    """
+    # Nearly always all are numbers.
+    told = map(str if {int} == set(map(type, values)) else _element, values)
+    return f"{{{','.join(told)}}}"
+
+
+def _element(value: Any) -> str:
+    match value:
+        case int():
+            return str(int(value))  # also of an enumeration
+        case bytes():
+            return f'"\\\\x{value.hex()}"'
+        case None:
+            return "NULL"
+        case _:
+            escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+            return f'"{escaped}"'
 
 
 @lru_cache(64)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import bindparam, func, select, update
 
-from duly.job import JobKey, JobState, Lane, Order
+from duly.job import JobKey, JobState
 from duly.record.dialects import insert_absent
-from duly.record.rows import AT_ONCE_MS
+from duly.record.rows import AT_ONCE_MS, ENDED
 from duly.record.rules import Promised
+from duly.record.stored import pick
 from duly.record.tables import jobs
-from duly.records import options_of
+from duly.records import pack_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,19 +22,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 _SEEN = (
-    jobs.c.topic,
-    jobs.c.id,
-    jobs.c.revision,
-    jobs.c.state,
-    jobs.c.due_ms,
-    jobs.c.relay_ms,
-    jobs.c.lane,
-    jobs.c.expires_ms,
-    jobs.c.ttr_ms,
-    jobs.c.retain_s,
-    jobs.c.max_crashes,
-    jobs.c.envelope,
-    jobs.c.payload,
+    *("topic", "id", "revision", "state", "due_ms", "relay_ms", "lane"),
+    *("expires_ms", "ttr_ms", "retain_s", "max_crashes", "envelope", "payload"),
 )
 
 
@@ -78,47 +68,47 @@ def page_of(connection: Connection, namespace: str, after: JobKey | None, limit:
 
 def _of_topic(connection: Connection, namespace: str, topic: str, after: str, limit: int) -> list[SeenRow]:
     found = connection.execute(
-        select(*_SEEN)
+        select(*(jobs.c[name] for name in _SEEN))
         .where(jobs.c.namespace == namespace, jobs.c.topic == topic, jobs.c.id > after)
         .order_by(jobs.c.id)
         .limit(limit)
     )
-    return [_seen(row) for row in found]
+    return [_seen(*row) for row in found]
 
 
 def rows_of(connection: Connection, namespace: str, keys: Sequence[JobKey]) -> dict[JobKey, Promised]:
     """
     The rows of *keys*, those that there are.
     """
-    by_topic: dict[str, list[str]] = {}
-    for key in keys:
-        by_topic.setdefault(key.topic, []).append(key.id)
-    found: dict[JobKey, Promised] = {}
-    for topic, ids in by_topic.items():
-        rows = connection.execute(
-            select(*_SEEN).where(jobs.c.namespace == namespace, jobs.c.topic == topic, jobs.c.id.in_(ids))
-        )
-        found |= dict(_seen(row) for row in rows)
-    return found
+    return dict(_seen(*row) for row in pick(connection, _SEEN, namespace, keys))
 
 
-def _seen(row: Any) -> SeenRow:
-    key = JobKey(row.topic, row.id)
-    order = Order(
-        key,
-        row.payload,
-        lane=Lane(row.lane),
-        expires_ms=row.expires_ms,
-        ttr_ms=row.ttr_ms,
-        retain_s=row.retain_s,
-        max_crashes=row.max_crashes,
-        envelope=row.envelope,
-    )
-    body = b"".join((bytes([row.lane]), options_of(order), order.envelope, order.payload))
-    promised = Promised(
-        row.revision, JobState(row.state).ended, row.due_ms, body, on_its_way=row.relay_ms is not None
-    )
-    return SeenRow(key, promised)
+def known(connection: Connection, namespace: str, keys: Sequence[JobKey]) -> set[JobKey]:
+    """
+    Those of *keys* that there is a row of.
+    """
+    return {JobKey(*row) for row in pick(connection, ("topic", "id"), namespace, keys)}
+
+
+def _seen(
+    topic: str,
+    id_: str,
+    revision: int,
+    state: int,
+    due_ms: int,
+    relay_ms: int | None,
+    lane: int,
+    expires_ms: int,
+    ttr_ms: int,
+    retain_s: int | None,
+    max_crashes: int,
+    envelope: bytes,
+    payload: bytes,
+) -> SeenRow:
+    options = pack_options(expires_ms, ttr_ms, retain_s, max_crashes, len(envelope))
+    body = b"".join((bytes((lane,)), options, envelope, payload))
+    promised = Promised(revision, state in ENDED, due_ms, body, relay_ms is not None)
+    return SeenRow(JobKey(topic, id_), promised)
 
 
 def relay_once_more(connection: Connection, namespace: str, rows: Sequence[tuple[JobKey, int]]) -> int:

@@ -13,7 +13,6 @@ from contextlib import suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from duly.errors import RecordUnavailable
@@ -25,7 +24,7 @@ from duly.record.crashpoints import crash_point
 from duly.record.database import ANSWERS_WITHIN_S, first_line
 from duly.record.outcomes import write_runs
 from duly.record.places import Place, move, place_of
-from duly.record.tables import jobs
+from duly.record.stored import pick
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -46,7 +45,6 @@ EVERY_S = 1.0
 SETTLE_MS = 2_000  #: how long workers have for writing outcomes themselves
 AT_ONCE = 100  #: script calls whose events are looked at together
 PER_READ = 100  #: jobs in one look at Redis
-PER_SELECT = 500
 
 _ENDINGS = frozenset({Verb.acked, Verb.buried, Verb.cancelled})
 _COUNTED = frozenset({Verb.retried, Verb.recovered})
@@ -206,23 +204,13 @@ class Net:
         """
         Those whose rows are still open at the revision that ended.
         """
-        by_topic: dict[str, dict[str, int]] = {}
-        for event in events:
-            by_topic.setdefault(event.topic, {})[event.id] = event.revision
-        columns = jobs.c
-        found: list[JobKey] = []
-        for topic, revisions in by_topic.items():
-            ids = list(revisions)
-            for at in range(0, len(ids), PER_SELECT):
-                statement = select(columns.id, columns.revision).where(
-                    columns.namespace == self._store.namespace,
-                    columns.topic == topic,
-                    columns.id.in_(ids[at : at + PER_SELECT]),
-                    columns.state == JobState.scheduled.value,
-                )
-                rows = connection.execute(statement)
-                found += [JobKey(topic, row.id) for row in rows if revisions[row.id] == row.revision]
-        return found
+        ended = {JobKey(event.topic, event.id): event.revision for event in events}
+        found = pick(connection, ("topic", "id", "revision", "state"), self._store.namespace, ended)
+        return [
+            key
+            for key, revision, state in ((JobKey(topic, id_), *rest) for topic, id_, *rest in found)
+            if state == JobState.scheduled.value and revision == ended[key]
+        ]
 
     async def _ended(self, shard: int, events: Sequence[Event]) -> list[EndedRun]:
         """

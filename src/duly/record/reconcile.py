@@ -17,6 +17,7 @@ from duly.record.crashpoints import crash_point
 from duly.record.mending import (
     Ended,
     adopt,
+    known,
     page_of,
     promise_anew,
     record_ends,
@@ -102,9 +103,11 @@ class Reconciler:
     async def _jobs(self) -> None:
         async for keys in members(self._store):
             self.report.jobs += len(keys)
-            rows = await self._database.read(partial(rows_of, namespace=self._store.namespace, keys=keys))
+            there = await self._database.read(partial(known, namespace=self._store.namespace, keys=keys))
             # Those with a row were compared by the pass over the rows.
-            await self._meet([key for key in keys if key not in rows], {})
+            strange = [key for key in keys if key not in there]
+            if strange:
+                await self._meet(strange, {})
             self._tell(self.report)
 
     async def _meet(self, keys: Sequence[JobKey], rows: dict[JobKey, Promised]) -> None:

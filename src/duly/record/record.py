@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from duly.bulk import Bulk
 from duly.errors import DulyError, OutcomeUnknown, StoreUnavailable
-from duly.group import Group, chunks
+from duly.group import chunks
 from duly.ids import new_request
 from duly.job import JobKey, JobState, Order
 from duly.record import writes
@@ -85,8 +85,9 @@ class Record:
         self.commits = Commits(database)
         self._namespace = store.namespace
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._accepting: Kind[Wanted, Written] = Kind(self._accept, key=_wanted_key, size=_wanted_size)
-        self._pushes: Group[JobRow, None] = Group(self._push_all, key=_row_key, size=_row_size)
+        self._accepting: Kind[Wanted, Written] = Kind(
+            self._accept, key=_wanted_key, size=_wanted_size, after=self._push_written
+        )
 
     @property
     def link(self) -> Link:
@@ -131,7 +132,6 @@ class Record:
             [written] = await self._within(session, lambda connection: self._accept(connection, [wanted]))
         else:
             written = await self.commits.ask(self._accepting, wanted)
-            await self._push(written.row)
         if isinstance(written.answer, DulyError):
             raise written.answer
         return written.answer
@@ -163,7 +163,7 @@ class Record:
     async def _send(self, _: int, batch: list[tuple[Order, bytes]]) -> list[Placed | DulyError]:
         wanted = [Wanted(*each) for each in batch]
         written = await self.database.write(lambda connection: self._accept(connection, wanted))
-        await self._push_all([each.row for each in written if each.row is not None])
+        await self._push_written(written)
         return [each.answer for each in written]
 
     async def _enqueue_within(self, session: AnySession, orders: Iterable[Order]) -> list[Placed | DulyError]:
@@ -241,7 +241,7 @@ class Record:
             written = await self._within(session, work)
         else:
             written = await self.database.write(work)
-            await self._push(written.row)
+            await self._push_written([written])
         if isinstance(written.answer, LookupError) and key in seen:
             return await self.store.reschedule(key, delay_ms=delay_ms, due_ms=due_ms, revision=revision)
         if isinstance(written.answer, DulyError):
@@ -264,7 +264,7 @@ class Record:
             done = await self._within(session, work)
         else:
             done = await self.database.write(work)
-            await self._push_all([each.row for each in done if each.row is not None])
+            await self._push_written(done)
         answers = dict(zip(asked, (each.answer for each in done), strict=True))
         strange = [key for key in asked if isinstance(answers[key], LookupError) and key in seen]
         answers |= dict(zip(strange, await self.store.requeue(strange), strict=True))
@@ -310,15 +310,13 @@ class Record:
         if self.relay is not None and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.relay.hint)
 
-    async def _push(self, row: JobRow | None) -> None:
-        if row is not None:
-            await self._pushes.ask(row)
+    async def _push_written(self, written: Sequence[Written]) -> None:
+        await self._push_all([each.row for each in written if each.row is not None])
 
-    async def _push_all(self, rows: Sequence[JobRow]) -> list[None]:
+    async def _push_all(self, rows: Sequence[JobRow]) -> None:
         await self.clock.look()
         if rows and self.relay is not None:
             await self.relay.push(rows)
-        return [None] * len(rows)
 
     async def _seen(self, keys: Sequence[JobKey]) -> dict[JobKey, Seen]:
         """
@@ -339,11 +337,3 @@ def _wanted_key(wanted: Wanted) -> JobKey:
 
 def _wanted_size(wanted: Wanted) -> int:
     return len(wanted.order.payload) + len(wanted.order.envelope)
-
-
-def _row_key(row: JobRow) -> JobKey:
-    return row.key
-
-
-def _row_size(row: JobRow) -> int:
-    return len(row.payload) + len(row.envelope)

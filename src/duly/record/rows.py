@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from duly.record.clock import Moment
 
 
+ENDED = frozenset(state.value for state in JobState if state.ended)
+
+
 class JobRow(NamedTuple):
     """
     A row of `duly_jobs`; the fields are its columns, in their order.
@@ -58,7 +61,7 @@ class JobRow(NamedTuple):
         """
         Whether it says that nothing more happens.
         """
-        return JobState(self.state).ended
+        return self.state in ENDED
 
 
 #: Subtracted from a due time: at once, and among such rows in the order of their due times.

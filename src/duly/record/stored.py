@@ -4,15 +4,17 @@ Rows found and stored: the statements that the verbs share.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import bindparam, select, text, update
 
+from duly.record.dialects import array
 from duly.record.rows import JobRow
 from duly.record.tables import jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from sqlalchemy import Connection
 
@@ -41,15 +43,49 @@ def find(
     return found
 
 
-_FIND = (
-    select(*jobs.c)
-    .where(
-        jobs.c.namespace == bindparam("namespace_"),
-        jobs.c.topic == bindparam("topic_"),
-        jobs.c.id.in_(bindparam("ids", expanding=True)),
-    )
-    .order_by(jobs.c.id)
+def pick(
+    connection: Connection, names: tuple[str, ...], namespace: str, keys: Iterable[JobKey]
+) -> Iterator[tuple[Any, ...]]:
+    """
+    Some columns of the rows of some jobs, in no order.
+    """
+    by_topic: dict[str, list[str]] = {}
+    for key in keys:
+        by_topic.setdefault(key.topic, []).append(key.id)
+    unnested = connection.dialect.name == "postgresql"
+    statement = _picked_by_array(names) if unnested else _picked(names)
+    for topic, ids in by_topic.items():
+        for at in range(0, len(ids), AT_ONCE):
+            some = ids[at : at + AT_ONCE]
+            named = {"namespace_": namespace, "topic_": topic, "ids": array(some) if unnested else some}
+            yield from connection.execute(statement, named)
+
+
+@cache
+def _picked(names: tuple[str, ...]) -> Any:
+    return select(*(jobs.c[name] for name in names)).where(*_NAMED)
+
+
+@cache
+def _picked_by_array(names: tuple[str, ...]) -> Any:
+    # One look into one partition for each, whatever the statistics say; a list of ids would be looked for
+    # in every partition, and is planned anew each time.
+    words = f"""
+        SELECT found.* FROM unnest(CAST(:ids AS text[])) AS given (id)
+        CROSS JOIN LATERAL (
+            SELECT {", ".join(names)} FROM duly_jobs AS job
+            WHERE job.namespace = :namespace_ AND job.topic = :topic_ AND job.id = given.id LIMIT 1
+        ) AS found
+    """  # noqa: S608  # names of our own columns
+    return text(words)
+
+
+_NAMED = (
+    jobs.c.namespace == bindparam("namespace_"),
+    jobs.c.topic == bindparam("topic_"),
+    jobs.c.id.in_(bindparam("ids", expanding=True)),
 )
+_FIND = select(*jobs.c).where(*_NAMED).order_by(jobs.c.id)
 _KEY = ("namespace", "topic", "id")
 _STORE = (
     update(jobs)

@@ -1,9 +1,15 @@
 -- Runs and crashes of open jobs, so that a Redis that loses them goes on counting.
+-- The first condition, always true, makes the planner expect few rows, so that it looks each up by its key in its own
+-- partition; else it reads the whole table for every batch, as long as that looks small to its statistics.
 UPDATE duly_jobs AS job
 SET attempts = GREATEST(job.attempts, given.attempts), crashes = GREATEST(job.crashes, given.crashes)
-FROM json_to_recordset(CAST(:rows AS json)) AS given (
-    topic text, id text, revision bigint, attempts integer, crashes integer
-  )
-WHERE job.namespace = :namespace AND job.topic = given.topic AND job.id = given.id
+FROM (
+    SELECT CAST(:namespace AS text) AS namespace, one.*
+    FROM json_to_recordset(CAST(:rows AS json)) AS one (
+      topic text, id text, revision bigint, attempts integer, crashes integer
+    )
+    WHERE one.id = one.id || '' OFFSET 0
+  ) AS given
+WHERE job.namespace = given.namespace AND job.topic = given.topic AND job.id = given.id
   AND job.revision = given.revision AND job.state = 0
   AND (job.attempts < given.attempts OR job.crashes < given.crashes)
