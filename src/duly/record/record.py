@@ -107,7 +107,7 @@ class Record:
         await self.database.read(require)
         await self.clock.look()
         if self.guard is not None:
-            self.store.agree = self.guard.agree
+            self.store.agree, self.store.generation = self.guard.agree, self.guard.known
             await self.guard.agree()
 
     async def aclose(self) -> None:
