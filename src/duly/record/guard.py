@@ -96,6 +96,7 @@ class Guard:
             if not _agreed(known, generation, server_id):
                 generation = await self._compare(generation, server_id)
             await self._store.approve(generation.record_id, generation.number, server_id)
+            crash_point("guard.approved")
             self.generation = generation.number
         self._hint()
 

@@ -17,6 +17,7 @@ from duly.job import JobKey, JobState, Order
 from duly.record import writes
 from duly.record.clock import Clock
 from duly.record.commits import Commits, Kind
+from duly.record.crashpoints import crash_point
 from duly.record.dialects import notify
 from duly.record.schema import require
 from duly.record.sessions import after_commit, within
@@ -175,7 +176,9 @@ class Record:
         return answers
 
     def _accept(self, connection: Connection, wanted: Sequence[Wanted]) -> list[Written]:
-        return writes.accept(connection, self._namespace, wanted, self.clock.now())
+        written = writes.accept(connection, self._namespace, wanted, self.clock.now())
+        crash_point("accept.written")
+        return written
 
     # -- what people ask for ------------------------------------------------------------------------------
 
