@@ -788,7 +788,7 @@ class Duly:
             now=self._now,
         )
         if self._record is not None:
-            store.agree = self._record.guard.agree
+            store.agree, store.generation = self._record.guard.agree, self._record.generation
         return store
 
     async def views(self) -> Views:

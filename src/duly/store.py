@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
@@ -183,6 +184,7 @@ class Store:
         self.max_events = max_events  #: rows and bytes, per shard
         #: compares the queue with its record, for a server that may have lost a part of its past
         self.agree: Callable[[], Awaitable[None]] | None = None
+        self.generation: Callable[[], int | None] = lambda: None  #: the one that was agreed on
         self._now = now
         self._fixed: dict[tuple[str, int], tuple[tuple[str, ...], tuple[str, ...]]] = {}
         self._due_topics: list[OrderedDict[str, None]] = [OrderedDict() for _ in range(shards)]
@@ -275,17 +277,22 @@ class Store:
 
     # -- what a record promised ---------------------------------------------------------------------------
 
-    async def hydrate(self, promises: Iterable[Promise]) -> list[Hydrated | DulyError]:
+    async def hydrate(
+        self, promises: Iterable[Promise], *, generation: int | None = None
+    ) -> list[Hydrated | DulyError]:
         """
         Take over jobs from their rows; one outcome for each, in their order.
 
         A job is made where there is none, and replaces one of a lower revision in whatever state: a
         run of that is told to stop.  One of an equal or higher revision is kept.  No limit refuses it.
 
+        With a *generation* only a queue takes them that was found sound, and in that one: rows that were read
+        before a loss may have ended since.
+
         Raises:
             StoreUnavailable, OutcomeUnknown: What became of every single one.  The same call again is safe.
         """
-        bulk = Bulk(self._hydrate, self.shards)
+        bulk = Bulk(partial(self._hydrate, generation="" if generation is None else generation), self.shards)
         try:
             for promise in promises:
                 await bulk.add(self._shard(promise.order.key), promise.order, promise)
@@ -295,7 +302,9 @@ class Store:
             raise
         return _unless_all_failed(answers)
 
-    async def _hydrate(self, shard: int, batch: list[tuple[Order, Promise]]) -> list[Hydrated | DulyError]:
+    async def _hydrate(
+        self, shard: int, batch: list[tuple[Order, Promise]], generation: int | str
+    ) -> list[Hydrated | DulyError]:
         topics: dict[str, None] = {}
         rest: list[Any] = []
         for order, promise in batch:
@@ -314,7 +323,12 @@ class Store:
                 (order.envelope if asks else b"",) if promise.cancelled else (order.envelope, order.payload)
             )
             rest += (order.key.member, head, b"".join((promise.request, options, *body)))
-        fixed = {"nonce": new_nonce(), "keep_ms": self.keeping.done_ms, "topic_count": len(topics)}
+        fixed = {
+            "nonce": new_nonce(),
+            "keep_ms": self.keeping.done_ms,
+            "generation": generation,
+            "topic_count": len(topics),
+        }
         words = await self._run("hydrate", shard, topics, fixed, (*topics, *rest))
         return [_hydrated(order.key, word) for (order, _), word in zip(batch, words, strict=True)]
 
@@ -497,6 +511,7 @@ class Store:
             "keep_ms": self.keeping.done_ms,
             "name": timer,
             "role": role,
+            "generation": self.generation() or "",
         }
         topics = [want.topic for want in wants]
         answer = await self._run("claim", shard, topics, fixed, args, again={"again": "1"})
@@ -896,10 +911,15 @@ class Store:
         try:
             return await self.link.run(name, keys, args, again=replay)
         except (StoreUnavailable, OutcomeUnknown) as error:
-            await self._mend(error)
+            await self._mend(error, name)
+            if name == "claim":
+                at = plan[1].index("generation")
+                args[at] = self.generation() or ""
+                if replay:
+                    replay[at] = args[at]
             return await self.link.run(name, keys, replay or args, again=replay)
 
-    async def _mend(self, error: StoreUnavailable | OutcomeUnknown) -> None:
+    async def _mend(self, error: StoreUnavailable | OutcomeUnknown, name: str) -> None:
         """
         Do what the server asks for before it takes a call.
 
@@ -912,7 +932,8 @@ class Store:
             lost = "its jobs are lost" if self.agree is None else "its jobs come back from the record"
             log.critical("%s; making namespace %r anew, %s", error, self.namespace, lost)
             await self.create()
-        elif "UNSOUND" not in str(error):
+        elif not unsound(error) or name == "hydrate":
+            # Rows that are brought are locked; after a comparison they are to be read again.
             raise error
         elif self.agree is None:
             raise ServerUnsuitable(self.needs_record()) from error
@@ -1000,6 +1021,13 @@ def _placed(key: JobKey, answer: bytes) -> Placed | DulyError:
         case "full":
             return QueueFull(f"topic {key.topic} is at its backlog limit; {key} was not stored")
     return Placed(key, word, int(revision), int(float(due_ms)), JobState(int(state)))  # type: ignore[arg-type]
+
+
+def unsound(error: DulyError) -> bool:
+    """
+    Whether the queue was not compared with its record since it may have lost something.
+    """
+    return "UNSOUND" in str(error)
 
 
 def _hydrated(key: JobKey, answer: bytes) -> Hydrated:

@@ -181,7 +181,11 @@ class Rig:
     def __post_init__(self) -> None:
         self.dir = Path(tempfile.mkdtemp(prefix="duly-acceptance-"))
         self.ledger = Ledger(self.dir / "ledger")
-        self.app = Duly(self.url or self.server.url, lease=self.settings.get("lease", "1s"))
+        self.app = Duly(
+            self.url or self.server.url,
+            lease=self.settings.get("lease", "1s"),
+            record=self.settings.get("record"),
+        )
         self._numbers = iter(range(1, 10_000))
 
     @classmethod

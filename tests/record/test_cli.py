@@ -9,9 +9,11 @@ import io
 
 import msgspec
 import pytest
+import redis
 
 from duly.cli.main import main
 from duly.job import JobKey, JobState, Order
+from duly.keys import ShardKeys
 from duly.record.clock import Moment
 from duly.record.database import Database
 from duly.record.schema import newest
@@ -123,3 +125,48 @@ def test_the_doctor_looks_at_the_record(duly, record_url):
     assert ("problem", "duly record migrate") == (finding()["level"], finding()["remedy"])
     duly("record", "migrate", "--record", record_url)
     assert "ok" == finding()["level"]
+
+
+def test_what_differs_is_listed_and_mended(duly, valkey, namespace, migrated_url):
+    where = ("--url", valkey.url, "--namespace", namespace, "--record", migrated_url)
+    for id_ in ("a", "b", "c"):
+        assert 0 == duly("enqueue", "mail", "{}", "--id", id_, "--delay", "1h", *where)[0]
+    said = "3 rows of the record compared with 3 jobs of the queue\nnothing differs\n"
+    assert (0, said, "") == duly("record", "reconcile", "--dry-run", *where)
+
+    keys = ShardKeys(namespace, 0).fixed
+    with redis.Redis(unix_socket_path=str(valkey.socket)) as client:
+        client.hdel(keys["jobs"], "mail/a", "mail/b")
+        client.zrem(keys["due"], "mail/a", "mail/b")
+    code, out, _ = duly("record", "reconcile", "--dry-run", *where)
+    assert 1 == code
+    assert ["missing", "2", "put", "back", "mail/a,", "mail/b"] == out.splitlines()[-1].split()
+
+    code, out, _ = duly("record", "reconcile", "--json", *where)
+    mended = {"found": 2, "repaired": 2, "repair": "put back", "examples": ["mail/a", "mail/b"]}
+    assert (0, {"missing": mended}) == (code, msgspec.json.decode(out)["differences"])
+    # Brought at once, although nobody works here.
+    code, out, _ = duly("record", "reconcile", "--dry-run", "--json", *where)
+    again = msgspec.json.decode(out)
+    assert (0, 3, 3, 0, {}) == (
+        code,
+        *(again[name] for name in ("rows", "jobs", "on_its_way", "differences")),
+    )
+
+
+def test_an_emptied_queue_is_filled_again_from_the_command_line(duly, valkey, namespace, migrated_url):
+    where = ("--url", valkey.url, "--namespace", namespace, "--record", migrated_url)
+    duly("enqueue", "mail", "{}", "--id", "a", "--delay", "1h", *where)
+    with redis.Redis(unix_socket_path=str(valkey.socket)) as client:
+        client.delete(*client.keys(f"*{{{namespace}:*"), *client.keys(f"{namespace}*"))
+    assert 0 == duly("record", "reconcile", *where)[0]
+    _, out, _ = duly("record", "reconcile", "--json", *where)
+    assert (1, 0) == tuple(msgspec.json.decode(out)[name] for name in ("jobs", "on_its_way"))
+
+
+def test_reconcile_needs_a_record(duly, valkey):
+    code, _, err = duly("record", "reconcile", "--url", valkey.url)
+    assert (2, "duly: which record? Say --record URL, set DULY_RECORD, or record in duly.toml\n") == (
+        code,
+        err,
+    )

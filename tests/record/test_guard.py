@@ -173,6 +173,37 @@ async def test_several_compare_at_once_and_raise_the_generation_once(database, q
     assert (2, 2) == (guard.generation, other.generation)
 
 
+async def test_who_comes_while_another_one_compares_does_not_raise_the_generation_again(
+    database, queue, guard
+):
+    await guard.agree()
+    await both(database, queue, due(queue.namespace, "a"))
+    await queue.link.call("FLUSHALL")
+    await queue.create()
+    await guard.agree()
+    # As it is while the first one has still to compare the rows.
+    await queue.link.call("HDEL", queue.keys[0].fixed["meta"], "record", "server")
+    other = Guard(database, queue, hint=lambda: None, settle_s=0)
+    await other.agree()
+    assert 2 == other.generation
+
+
+async def test_a_worker_claims_only_in_the_generation_that_it_knows(database, queue, guard):
+    """
+    What it finishes is told to the rows as of that generation, and they refuse what is of a former one.
+    """
+    queue.generation = guard.known
+    await guard.agree()
+    await both(database, queue, due(queue.namespace, "a"))
+    other = Guard(database, queue, hint=lambda: None, settle_s=0)
+    await queue.link.call("FLUSHALL")
+    await queue.create()
+    await other.agree()
+    assert (1, True) == (guard.generation, await guard.changed_server())
+    await claim(queue)
+    assert (2, False) == (guard.generation, await guard.changed_server())
+
+
 async def test_a_queue_of_another_record_is_refused(database, queue, guard):
     await queue.approve("somebody-elses", 1, "a/b")
     await write_rows(database, due(queue.namespace, "a"))

@@ -10,7 +10,7 @@ from duly.job import JobKey, JobState, Order
 from duly.record.reconcile import STEP, Reconciler
 from duly.record.rows import AT_ONCE_MS
 from duly.record.rules import Difference
-from duly.views import Views
+from duly.views import CANARY, Views
 from tests.record.kit import HOUR_MS, REVISION, both, change_row, hydrate, now_ms, read_rows, row, write_rows
 from tests.store.kit import claim
 
@@ -159,3 +159,10 @@ async def test_more_than_a_step_of_each_side_is_seen(database, queue, reconcile)
     report = await reconcile()
     assert {Difference.missing: 1, Difference.orphan: 10} == report.repaired
     assert (STEP + 21, STEP + 30) == (report.rows, report.jobs)
+
+
+async def test_what_only_shows_whether_jobs_get_through_is_not_adopted(database, queue, reconcile):
+    await queue.enqueue(Order(JobKey(CANARY, "a"), b"{}", due_ms=now_ms() + HOUR_MS))
+    report = await reconcile()
+    assert (0, 0) == (report.jobs, sum(report.found.values()))
+    assert {} == await read_rows(database)

@@ -58,3 +58,17 @@ async def test_numbers_that_went_back_under_a_running_server_are_noticed(store, 
     raw.hincrby(store.keys[0].fixed["meta"], "sequence", -1_000)
     with pytest.raises(ServerUnsuitable, match="has a record"):
         await claim(store)
+
+
+async def test_who_knows_of_another_generation_is_told_before_it_gets_anything(store):
+    await store.approve(*RECORD)
+    await enqueue(store, "a")
+    known = [2]
+    store.generation = lambda: known[0]
+
+    async def agree() -> None:
+        known[0] = 1
+
+    store.agree = agree
+    assert ["a"] == [lease.key.id for lease in await claim(store)]
+    assert [1] == known

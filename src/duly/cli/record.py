@@ -12,6 +12,7 @@ import click
 from duly.cli.main import COMMANDS, NO, OK
 from duly.cli.options import STATES, TOPIC, as_json, examples, record_of, server
 from duly.cli.output import print_json, print_json_line, print_table
+from duly.cli.reconcile import reconcile
 
 
 @click.group(short_help=COMMANDS["record"][1])
@@ -19,8 +20,11 @@ def record() -> None:
     """
     The database of record, which `--record`, DULY_RECORD or duly.toml names.
 
-    These commands need no queue: they speak to the database alone.
+    All but reconcile speak to the database alone, and need no queue.
     """
+
+
+record.add_command(reconcile)
 
 
 @record.command(

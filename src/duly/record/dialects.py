@@ -120,22 +120,23 @@ def worth_repeating(error: DBAPIError) -> bool:
     """
     Whether the database undid the transaction and asks for it again.
     """
-    return _code(error) in _AGAIN or "database is locked" in str(error.orig)
+    return bool(_codes(error) & _AGAIN) or "database is locked" in str(error.orig)
 
 
 def lacks_table(error: DBAPIError) -> bool:
     """
     Whether the statement failed because a table is not there.
     """
-    return _code(error) in _NO_TABLE or "no such table" in str(error.orig)
+    return bool(_codes(error) & _NO_TABLE) or "no such table" in str(error.orig)
 
 
-def _code(error: DBAPIError) -> object:
-    state = getattr(error.orig, "sqlstate", None)
-    if state:
-        return state
+def _codes(error: DBAPIError) -> set[object]:
+    """
+    What the database calls it: by the standard's five characters, by a number of its own, or both.
+    """
     arguments_ = getattr(error.orig, "args", ())
-    return arguments_[0] if arguments_ else None
+    own = arguments_[0] if arguments_ and isinstance(arguments_[0], int) else None
+    return {getattr(error.orig, "sqlstate", None), own}
 
 
 def insert_absent(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> int | None:

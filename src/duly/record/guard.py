@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from duly.errors import ServerUnsuitable
 from duly.feed import EventsLost, Feed
@@ -43,6 +43,16 @@ SETTLE_S = 1.0
 MARGIN_MS = 60_000
 
 
+class Approval(NamedTuple):
+    """
+    What a shard was told when it was last found to agree; empty where it was not, or does not know any more.
+    """
+
+    record_id: str
+    server_id: str
+    generation: int
+
+
 class Guard:
     """
     Answers for the queue: that what it hands out has not ended.
@@ -59,6 +69,12 @@ class Guard:
         self._keys = KeptKeys(database, store.namespace)
         self._one_at_a_time = asyncio.Lock()
 
+    def known(self) -> int | None:
+        """
+        The generation of the queue that was last found to agree; None before.
+        """
+        return self.generation or None
+
     async def agree(self) -> None:
         """
         Compare the queue with the record, unless that was done since the server began, and let it be used.
@@ -71,40 +87,43 @@ class Guard:
             server_id = await self._server_id()
             generation = await self._generation(server_id)
             known = await self._approvals()
-            if any(record_id not in ("", generation.record_id) for record_id, _ in known):
+            if any(each.record_id not in ("", generation.record_id) for each in known):
                 msg = (
                     f"namespace {self._store.namespace!r} at {self._store.link.place} belongs to another "
                     "record than the one in the settings: check record, or choose another namespace"
                 )
                 raise ServerUnsuitable(msg)
-            if any(approval != (generation.record_id, server_id) for approval in known):
-                generation = await self._compare(generation, server_id, known)
+            if not _agreed(known, generation, server_id):
+                generation = await self._compare(generation, server_id)
             await self._store.approve(generation.record_id, generation.number, server_id)
+            crash_point("guard.approved")
             self.generation = generation.number
         self._hint()
 
     async def changed_server(self) -> bool:
         """
-        Whether another server answers than the one that was compared, for instance after a failover.
+        Whether another server answers than the one that was compared here, for instance after a failover.
+
+        Also if somebody else has compared it since: what is done here would count as done in a former one.
         """
-        server_id = await self._server_id()
-        return any(approved != server_id for _, approved in await self._approvals())
+        here = (await self._server_id(), self.generation)
+        return any(each[1:] != here for each in await self._approvals())
 
     async def _server_id(self) -> str:
         text: bytes = await self._store.link.call("INFO", "server", "replication")
         facts = dict(line.partition(":")[::2] for line in text.decode(errors="replace").splitlines())
         return f"{facts.get('run_id', '')}/{facts.get('master_replid', '')}"
 
-    async def _approvals(self) -> list[tuple[str, str]]:
+    async def _approvals(self) -> list[Approval]:
         """
         For each shard which record it belongs to, and which server was compared with it.
         """
         found = []
         for keys in self._store.keys:
-            record_id, server_id = await self._store.link.call(
-                "HMGET", keys.fixed["meta"], "record", "server"
+            record_id, server_id, number = await self._store.link.call(
+                "HMGET", keys.fixed["meta"], "record", "server", "generation"
             )
-            found.append(((record_id or b"").decode(), (server_id or b"").decode()))
+            found.append(Approval((record_id or b"").decode(), (server_id or b"").decode(), int(number or 0)))
         return found
 
     async def _generation(self, server_id: str) -> Generation:
@@ -116,16 +135,21 @@ class Guard:
             found = await self._database.write(begin)
         return found
 
-    async def _compare(
-        self, generation: Generation, server_id: str, known: list[tuple[str, str]]
-    ) -> Generation:
+    async def _compare(self, generation: Generation, server_id: str) -> Generation:
         """
         Find out what the queue has lost, and mend what must not be handed out as it is.
         """
-        if any(approved for _, approved in known):
+        if await self._database.read(partial(was_used, namespace=self._store.namespace)):
             await asyncio.sleep(self._settle_s)
+            # Others may have done all or a part of it meanwhile. To raise the generation a second time for
+            # one loss would have the rows refuse what ended in between.
+            generation = await self._generation(server_id)
+        known = await self._approvals()
+        if _agreed(known, generation, server_id):
+            return generation
         since_ms = await self._since_ms()
-        reason = await self._behind(emptied=not all(record_id for record_id, _ in known))
+        emptied = any(not each.record_id and each.generation != generation.number for each in known)
+        reason = await self._behind(emptied=emptied)
         if reason:
             log.critical("the queue is behind its record: %s; taking to it what has not ended", reason)
             generation = await self._database.write(
@@ -138,6 +162,8 @@ class Guard:
                     reason=reason,
                 )
             )
+            for keys in self._store.keys:
+                await self._store.link.call("HSET", keys.fixed["meta"], "generation", generation.number)
         crash_point("guard.raised")
         forgotten = await self._recheck(since_ms)
         if forgotten:
@@ -195,6 +221,10 @@ class Guard:
             if len(page) < PAGE:
                 return forgotten
             after = page[-1]
+
+
+def _agreed(known: list[Approval], generation: Generation, server_id: str) -> bool:
+    return all(each[:2] == (generation.record_id, server_id) for each in known)
 
 
 def _difference(row: Changed, job: Job | None) -> Difference | None:

@@ -52,6 +52,13 @@ class Ended(NamedTuple):
     lateness_ms: int | None
 
 
+def count_rows(connection: Connection, namespace: str) -> int:
+    """
+    How many there are.
+    """
+    return connection.scalar(select(func.count()).where(jobs.c.namespace == namespace)) or 0
+
+
 def page_of(connection: Connection, namespace: str, after: JobKey | None, limit: int) -> list[SeenRow]:
     """
     The rows behind *after* in the order of their keys, of one topic; none where there are no more.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +25,7 @@ from duly.record.crashpoints import crash_point
 from duly.record.database import ANSWERS_WITHIN_S, first_line
 from duly.record.outcomes import write_runs
 from duly.record.places import Place, move, place_of
+from duly.record.soundness import newest_generation
 from duly.record.stored import pick
 
 if TYPE_CHECKING:
@@ -125,6 +127,8 @@ class Net:
             raise RecordUnavailable(f"the record cannot be reached: {first_line(error)}") from error
 
     async def _follow_freely(self, shard: int, generation: int) -> int:
+        if await self._database.read(partial(self._former, generation=generation)):
+            return 0
         place = await self._database.read(lambda connection: self._place(connection, shard))
         entries = await self._next(shard, place)
         if not entries:
@@ -142,6 +146,8 @@ class Net:
             locked = await connection.run_sync(self._place, shard, lock=True)
             if place is not None and locked is None:
                 return 0
+            if await connection.run_sync(self._former, generation):
+                return 0
             entries = await self._next(shard, locked)
             if not entries:
                 return 0
@@ -150,6 +156,14 @@ class Net:
             await connection.commit()
         await self._confirm(shard, caught.place)
         return len(entries)
+
+    def _former(self, connection: Connection, generation: int) -> bool:
+        """
+        Whether the queue was found to be behind since: rows would not take what is said for a former one, and
+        the place would move all the same.
+        """
+        newest = newest_generation(connection, self._store.namespace)
+        return newest is not None and newest.number != generation
 
     def _place(self, connection: Connection, shard: int, *, lock: bool = False) -> Place | None:
         return place_of(connection, self._store.namespace, shard, lock=lock)

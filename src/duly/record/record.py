@@ -17,6 +17,7 @@ from duly.job import JobKey, JobState, Order
 from duly.record import writes
 from duly.record.clock import Clock
 from duly.record.commits import Commits, Kind
+from duly.record.crashpoints import crash_point
 from duly.record.dialects import notify
 from duly.record.schema import require
 from duly.record.sessions import after_commit, within
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("duly.record")
 
+LOCKED_S = 1.0  #: how long a file that somebody writes to is waited for, before what can wait is put off
 REDIS_WITHIN_S = 2.0  #: how long a question to Redis is waited for that rows can answer as well
 
 
@@ -85,6 +87,7 @@ class Record:
         self.commits = Commits(database)
         self._namespace = store.namespace
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._agreeing: asyncio.Task[None] | None = None
         self._accepting: Kind[Wanted, Written] = Kind(
             self._accept, key=_wanted_key, size=_wanted_size, after=self._push_written
         )
@@ -108,14 +111,31 @@ class Record:
         await self.database.read(require)
         await self.clock.look()
         if self.guard is not None:
-            self.store.agree = self.guard.agree
-            await self.guard.agree()
+            self.store.agree, self.store.generation = self.guard.agree, self.guard.known
+            self._agreeing = self._loop.create_task(self.guard.agree())
+            await self._agreed(within_s=None if self.database.name != "sqlite" else LOCKED_S)
 
     async def aclose(self) -> None:
         """
         Close connections to the database.
         """
+        if self._agreeing is not None:
+            self._agreeing.cancel()
+            await asyncio.gather(self._agreeing, return_exceptions=True)
         await self.database.aclose()
+
+    async def _agreed(self, within_s: float | None) -> None:
+        """
+        Wait until the queue was compared with the rows for the first time, or for so long.
+
+        SQLite has one writer at a time, and that may be our caller, who waits for us in a transaction of
+        its own: it must not wait for ever.  What it promises is brought to Redis once they were compared.
+        """
+        if self._agreeing is not None:
+            done, _ = await asyncio.wait([self._agreeing], timeout=within_s)
+            if done:
+                agreed, self._agreeing = self._agreeing, None
+                agreed.result()
 
     # -- enqueue ------------------------------------------------------------------------------------------
 
@@ -175,7 +195,9 @@ class Record:
         return answers
 
     def _accept(self, connection: Connection, wanted: Sequence[Wanted]) -> list[Written]:
-        return writes.accept(connection, self._namespace, wanted, self.clock.now())
+        written = writes.accept(connection, self._namespace, wanted, self.clock.now())
+        crash_point("accept.written")
+        return written
 
     # -- what people ask for ------------------------------------------------------------------------------
 
@@ -315,6 +337,7 @@ class Record:
 
     async def _push_all(self, rows: Sequence[JobRow]) -> None:
         await self.clock.look()
+        await self._agreed(LOCKED_S)
         if rows and self.relay is not None:
             await self.relay.push(rows)
 

@@ -11,13 +11,13 @@ import asyncio
 import logging
 import random
 import time
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
-from duly.errors import DulyError, RecordUnavailable
+from duly.errors import DulyError, RecordUnavailable, StoreUnavailable
 from duly.job import JobState
 from duly.record.batches import mark
 from duly.record.clock import Clock
@@ -27,10 +27,10 @@ from duly.record.marks import Marks
 from duly.record.notices import Notices
 from duly.record.rows import JobRow, order_of
 from duly.record.tables import jobs
-from duly.store import Promise
+from duly.store import Promise, unsound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from sqlalchemy import Connection
 
@@ -69,10 +69,13 @@ class Relay:
         horizon_ms: int,
         generation: Callable[[], int | None],
         clock: Clock | None = None,
+        agree: Callable[[], Awaitable[None]] | None = None,
         scan_s: float = SCAN_S,
     ) -> None:
         """
         Prepare: *generation* tells which one Redis belongs to, or None while nobody has found it sound.
+
+        *agree* has it compared again where it lost something, unless somebody else sees to that.
 
         Until then nothing is brought; what is due later than *horizon_ms* from now is not, either.
         """
@@ -82,6 +85,7 @@ class Relay:
         self._horizon_ms = horizon_ms
         self._generation = generation
         self._clock = clock or Clock(store)
+        self._agree = agree
         # What comes within the horizon must be seen well before it is due.
         self._scan_s = min(scan_s, horizon_ms / 4000)
         self._limit = 100
@@ -106,14 +110,17 @@ class Relay:
         if not near:
             return True
         crash_point("push.committed")
-        if generation is None or time.monotonic() < self._away_until_s:
+        # What is new may wait until Redis is back; what Redis has otherwise it might run meanwhile.
+        new = all(row.hydrated == 0 and not row.ended for row in near)
+        if generation is None or (new and time.monotonic() < self._away_until_s):
             return False
         try:
-            async with asyncio.timeout(PUSH_S):
-                given = await self._bring(near)
+            async with asyncio.timeout(PUSH_S), self._agreeing():
+                given = await self._bring(near, generation)
         except (DulyError, TimeoutError) as error:
-            # Nobody else waits for what does not answer.
-            self._away_until_s = time.monotonic() + AWAY_S
+            if not (isinstance(error, DulyError) and unsound(error)):
+                # Nobody else waits for what does not answer.
+                self._away_until_s = time.monotonic() + AWAY_S
             log.warning("%d committed jobs are not in Redis yet: %s", len(near), str(error) or "no answer")
             self.hint()
             return False
@@ -121,24 +128,39 @@ class Relay:
         self._marks.add(given, generation)
         return len(given) == len(near)
 
-    async def _bring(self, rows: Sequence[JobRow]) -> list[tuple[JobKey, int]]:
+    @asynccontextmanager
+    async def _agreeing(self) -> AsyncIterator[None]:
+        """
+        Have a queue that refuses rows compared with the record, when these are not locked any more.
+        """
+        try:
+            yield
+        except StoreUnavailable as error:
+            if unsound(error) and self._agree is not None:
+                await self._agree()
+            raise
+
+    async def _bring(self, rows: Sequence[JobRow], generation: int) -> list[tuple[JobKey, int]]:
         """
         Tell Redis of rows; the answer is what it has taken, or has at a higher revision.
         """
-        over = [row for row in rows if row.ended and row.state != JobState.cancelled]
-        told = [row for row in rows if not row.ended or row.state == JobState.cancelled]
-        answers = await self._store.hydrate(map(promise_of, told)) if told else []
-        given = [
-            (row.key, row.revision)
-            for row, answer in zip(told, answers, strict=True)
-            if not isinstance(answer, DulyError)
-        ]
-        if over:
-            past = [(row.key, row.revision) for row in over]
+        # Before anything else, and whatever Redis has lost: nobody may begin what is cancelled.
+        given = await self._tell([row for row in rows if row.state == JobState.cancelled], None)
+        given += await self._tell([row for row in rows if not row.ended], generation)
+        past = [(row.key, row.revision) for row in rows if row.ended and row.state != JobState.cancelled]
+        if past:
             await self._store.forget(past)
             given += past
         self._away_until_s = 0.0
         return given
+
+    async def _tell(self, rows: Sequence[JobRow], generation: int | None) -> list[tuple[JobKey, int]]:
+        answers = await self._store.hydrate(map(promise_of, rows), generation=generation) if rows else []
+        return [
+            (row.key, row.revision)
+            for row, answer in zip(rows, answers, strict=True)
+            if not isinstance(answer, DulyError)
+        ]
 
     # -- by regular look ----------------------------------------------------------------------------------
 
@@ -213,13 +235,14 @@ class Relay:
             return 0
         with suppress(DulyError):
             await self._clock.look()
-        if self._database.name == "sqlite":
-            return await self._look_freely(generation)
-        try:
-            async with asyncio.timeout(ANSWERS_WITHIN_S):
-                return await self._look_alone(generation)
-        except (SQLAlchemyError, OSError, TimeoutError) as error:
-            raise RecordUnavailable(f"the record cannot be reached: {first_line(error)}") from error
+        async with self._agreeing():
+            if self._database.name == "sqlite":
+                return await self._look_freely(generation)
+            try:
+                async with asyncio.timeout(ANSWERS_WITHIN_S):
+                    return await self._look_alone(generation)
+            except (SQLAlchemyError, OSError, TimeoutError) as error:
+                raise RecordUnavailable(f"the record cannot be reached: {first_line(error)}") from error
 
     async def _look_freely(self, generation: int) -> int:
         """
@@ -229,7 +252,7 @@ class Relay:
         crash_point("relay.selected")
         if not rows:
             return 0
-        given = await self._bring(rows)
+        given = await self._bring(rows, generation)
         crash_point("relay.hydrated")
 
         def work(connection: Connection) -> None:
@@ -249,7 +272,7 @@ class Relay:
             crash_point("relay.selected")
             if not rows:
                 return 0
-            given = await self._bring(rows)
+            given = await self._bring(rows, generation)
             crash_point("relay.hydrated")
             await connection.run_sync(mark, self._store.namespace, given, generation)
             crash_point("relay.marked")

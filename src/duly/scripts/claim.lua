@@ -36,6 +36,7 @@
 --          keep_ms   how long an expired job is kept
 --          name      of the timer in this process, '' for none
 --          role      leader, follower or auto
+--          generation  that the worker knows of, '' without a record: what it finishes counts as finished in that one
 --          topic...  three for each topic: name, free slots, time to run of its handler
 -- returns  {now_ms, next_due_ms, next_lease_ms, rank of the timer, how many others hold a slot,
 --          topics due but not named,
@@ -44,7 +45,7 @@
 -- cost     O(limit * log n)
 
 local now, _, micros = clock(now_ms)
-must_be_sound()
+must_be_sound(generation)
 local names, free, ttr, place = {}, {}, {}, {}
 for at = topic_at, #ARGV, 3 do
   local position = #names + 1

@@ -25,6 +25,7 @@
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
 --          keep_ms   how long cancelled jobs are kept
+--          generation  of the queue that is meant, '' for any: what was found to be behind gets nothing from before
 --          topic_count  how many topics follow
 --          topic...  their names; then for each job, all members distinct: member, promise, request with options
 --                    with body; promise is 1 byte (state of the row, scheduled or cancelled, lane, options or not,
@@ -35,6 +36,7 @@
 local PROMISE, BEGINNING = '>BI8I8HH', '>BI8'
 
 local now = clock(now_ms)
+if generation ~= '' then must_be_sound(generation) end
 local named = tonumber(topic_count)
 for at = 1, named do name_topic(ARGV[topic_at + at - 1], at) end
 local first = topic_at + named

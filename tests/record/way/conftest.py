@@ -13,6 +13,8 @@ from tests.servers import Server, binary
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from duly.store import Store
+
 
 @pytest.fixture
 def server(valkey: Server) -> Server:
@@ -20,6 +22,15 @@ def server(valkey: Server) -> Server:
     The store itself is tested on both servers.
     """
     return valkey
+
+
+@pytest.fixture
+async def store(store: Store) -> Store:
+    """
+    As a guard leaves it: found sound, in the first generation.
+    """
+    await store.approve("record", 1, "server")
+    return store
 
 
 @pytest.fixture

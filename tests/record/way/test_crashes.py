@@ -21,7 +21,7 @@ from duly.feed import Feed
 from duly.job import JobState
 from duly.namespace import create
 from duly.record import crashpoints
-from duly.store import Want
+from duly.store import Store, Want
 from duly.views import Views
 from tests.record.way.kit import commit, key, position_of, rows_of, runs_of
 from tests.record.way.victim import JOBS, Way, fresh
@@ -105,6 +105,7 @@ async def events_of(way: Way) -> list[Event]:
 @pytest.mark.parametrize(("point", "migrated_url"), CASES, indirect=["migrated_url"])
 async def test_a_process_that_dies_on_the_way_breaks_no_promise(point, server, migrated_url, link, namespace):
     await create(link, namespace, 1)
+    await Store(link, namespace=namespace).approve("record", 1, "server")
     where = (server.url, migrated_url, namespace)
     way = Way(*where)
     # Somebody who has read no event yet, so that none is trimmed.

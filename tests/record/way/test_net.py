@@ -5,6 +5,7 @@ What no worker could tell the record is told by the events of Redis, and Redis k
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -15,6 +16,7 @@ from duly.record.outcomes import write_runs
 from duly.record.places import Place, move
 from duly.record.relay import Relay
 from duly.record.runs import EndedRun
+from duly.record.soundness import first_generation, raise_generation
 from duly.store import Keeping
 from tests.record.way.kit import HORIZON_MS, NOW, change, commit, key, position_of, promised, rows_of, runs_of
 from tests.store.kit import claim
@@ -178,6 +180,27 @@ async def test_workers_have_a_moment_to_write_for_themselves(database, store, br
     assert 0 == await net.run_once()
     clock.advance(ms=2_000)
     assert 0 < await net.run_once()
+    assert JobState.succeeded == (await rows_of(database))["a"].state
+
+
+async def test_who_does_not_know_of_a_later_generation_leaves_the_events_to_others(
+    database, store, net, bring, namespace
+):
+    """
+    The rows would refuse what it tells, and the place would move past it all the same.
+    """
+    await bring("a")
+    [lease] = await claim(store)
+    await store.ack(lease, b"1")
+    was = await database.write(
+        lambda connection: first_generation(connection, namespace, server_id="s", now_ms=1)
+    )
+    raised = partial(raise_generation, namespace=namespace, was=was, server_id="s", now_ms=2, reason="lost")
+    await database.write(raised)
+    assert 0 == await net.run_once()
+    assert None is await position_of(database)
+    later = Net(database, store, generation=lambda: 2, settle_ms=0)
+    assert await later.run_once()
     assert JobState.succeeded == (await rows_of(database))["a"].state
 
 

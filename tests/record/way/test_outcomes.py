@@ -194,7 +194,7 @@ def relay_of(database: Database, app: Duly, link: Link) -> Relay:
 
 
 async def test_a_worker_writes_what_became_of_its_jobs(database, bench, link, namespace):
-    await bench.store()
+    await (await bench.store()).approve("record", 1, "server")
     words = ("ok", "fail", "snooze", "retry")
     rows = [promised(word, namespace=namespace, payload=f'"{word}"'.encode()) for word in words]
     rows = [row._replace(due_ms=1) for row in rows]
@@ -237,7 +237,7 @@ async def test_a_worker_claims_no_more_while_the_record_cannot_be_told(bench, li
         url = server.start().fresh()
         await asyncio.to_thread(migrate, url)
         database = Database(url)
-        await bench.store()
+        await (await bench.store()).approve("record", 1, "server")
         rows = [
             promised(f"{at:02}", namespace=namespace, payload=b'"ok"')._replace(due_ms=1) for at in range(60)
         ]

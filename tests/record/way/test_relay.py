@@ -5,6 +5,7 @@ What is committed comes to Redis: straight after the commit, by a hint, or by a 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 from sqlalchemy import event
@@ -28,7 +29,7 @@ from tests.store.kit import claim
 
 @pytest.fixture
 def relay(database, store):
-    return Relay(database, store, horizon_ms=HORIZON_MS, generation=lambda: 3)
+    return Relay(database, store, horizon_ms=HORIZON_MS, generation=lambda: 1)
 
 
 async def test_committed_rows_within_the_horizon_come_to_redis_and_are_marked(
@@ -44,7 +45,7 @@ async def test_committed_rows_within_the_horizon_come_to_redis_and_are_marked(
         job = await views.get(row.key)
         assert (row.revision, row.due_ms) == (job.revision, job.due_ms)
         marked = rows[row.id]
-        assert (row.revision, 3, None) == (marked.hydrated, marked.generation, marked.relay_ms)
+        assert (row.revision, 1, None) == (marked.hydrated, marked.generation, marked.relay_ms)
     assert None is await views.get(later.key)
     assert (0, 0, later.due_ms) == (rows["later"].hydrated, rows["later"].generation, rows["later"].relay_ms)
 
@@ -124,7 +125,7 @@ async def test_pushed_rows_are_in_redis_when_the_call_returns_and_marked_soon_af
     assert None is not await views.get(key("699"))
     assert None is await views.get(key("far"))
     await relay.settle()
-    assert 2 == len(writes), "ten calls, marked in groups"
+    assert len(writes) < 10, "ten calls, marked in groups"
     stored = await rows_of(database)
     assert {None} == {row.relay_ms for row in stored.values() if row.id != "far"}
     assert far.relay_ms == stored["far"].relay_ms
@@ -151,6 +152,7 @@ async def test_redis_away_fails_no_push_and_the_look_follows_up(database, own_se
     own_server.kill()
     assert not await relay.push(rows[:1])
     own_server.start()
+    await store.approve("record", 1, "server")
     # The second is not kept waiting for what did not answer the first.
     assert not await relay.push(rows[1:])
     assert 2 == await relay.look()
@@ -173,6 +175,7 @@ async def test_a_look_that_redis_does_not_answer_leaves_the_rows_to_the_next(
     with pytest.raises(StoreUnavailable):
         await relay.look()
     own_server.start()
+    await store.approve("record", 1, "server")
     assert 1 == await relay.look()
     await link.aclose()
 
@@ -188,8 +191,73 @@ async def test_nothing_is_brought_to_a_redis_that_nobody_has_found_sound(databas
     assert 0 == await relay.run_once()
     assert None is await views.get(key("a"))
     sound.append(7)
+    await store.approve("record", 7, "server")
     assert 1 == await relay.run_once()
     assert 7 == (await rows_of(database))["a"].generation
+
+
+async def test_a_redis_that_lost_something_takes_no_rows_that_were_read_before(
+    database, store, views, namespace
+):
+    """
+    A relay that was held up meanwhile may have rows in hand that have ended since.
+    """
+    generations = [1]
+
+    async def agree() -> None:
+        await store.approve("record", 2, "server")
+        generations[0] = 2
+
+    relay = Relay(
+        database, store, horizon_ms=HORIZON_MS, generation=lambda: generations[0], agree=agree, scan_s=0.01
+    )
+    row = promised("a", namespace=namespace)
+    await commit(database, row)
+    for lose in (
+        lambda: store.approve("record", 2, "server"),
+        lambda: store.link.call("HDEL", store.keys[0].fixed["meta"], "record", "generation", "server"),
+    ):
+        for bring in (lambda: relay.push([row]), relay.look):
+            generations[0] = 1
+            await lose()
+            with suppress(StoreUnavailable):
+                assert not await bring()
+            assert None is await views.get(key("a"))
+            assert [2] == generations
+    assert 1 == await relay.look()
+    assert 2 == (await rows_of(database))["a"].generation
+
+
+async def test_what_is_cancelled_is_brought_also_to_a_redis_in_doubt(relay, database, store, namespace):
+    row = promised("a", namespace=namespace)
+    await commit(database, row)
+    await relay.look()
+    await store.approve("record", 2, "server")
+    assert await relay.push([await change(database, row, state=JobState.cancelled, hydrated=row.revision)])
+    await relay.settle()
+    assert [] == await claim(store)
+
+
+@pytest.mark.parametrize("migrated_url", ["sqlite"], indirect=True)
+async def test_a_change_is_brought_although_redis_was_just_away(database, own_server, namespace, clock):
+    link = Link(own_server.url)
+    await create(link, namespace, 1, clock="test")
+    store = Store(link, namespace=namespace, now=clock)
+    await store.approve("record", 1, "server")
+    relay = Relay(database, store, horizon_ms=HORIZON_MS, generation=lambda: 1)
+    rows = [promised(id_, namespace=namespace) for id_ in ("a", "b")]
+    await commit(database, *rows)
+    await relay.push(rows[:1])
+    await relay.settle()
+    own_server.kill()
+    assert not await relay.push(rows[1:])
+    own_server.start()
+    cancelled = await change(database, rows[0], state=JobState.cancelled, hydrated=rows[0].revision)
+    assert await relay.push([cancelled])
+    await relay.settle()
+    await store.approve("record", 1, "server")
+    assert [] == await claim(store)
+    await link.aclose()
 
 
 # -- the loop -----------------------------------------------------------------------------------------------

@@ -41,10 +41,15 @@ end
 local sound = {}
 
 -- A shard that may have lost a part of its past hands nothing out: what it holds as waiting may have ended.
-local function must_be_sound()
-  if not shard[RECORD] then return end
-  if sequence < (sound[meta] or math.huge) then
-    error({err = 'UNSOUND this queue has a record, and nobody has compared them since the server began'})
+-- Who knows of a former `known` generation only, '' for none at all, has to look again, too.
+local function must_be_sound(known)
+  if shard[RECORD] then
+    if sequence < (sound[meta] or math.huge) then
+      error({err = 'UNSOUND this queue has a record, and nobody has compared them since the server began'})
+    end
+    sound[meta] = sequence
   end
-  sound[meta] = sequence
+  if known ~= '' and known ~= redis.call('HGET', meta, 'generation') then
+    error({err = 'UNSOUND this queue has lost a part of its memory since generation ' .. known .. ' of its record'})
+  end
 end

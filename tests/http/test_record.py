@@ -1,0 +1,40 @@
+"""
+A service whose database is away: nothing is promised, and the client is told to come again.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from duly import Duly
+from tests.acceptance.recorded import restart
+from tests.databases import PostgreSQL
+
+JOBS = "/v1/topics/mail/jobs"
+
+
+@pytest.fixture
+def database():
+    database = PostgreSQL()
+    try:
+        yield database.start()
+    finally:
+        database.stop()
+
+
+@pytest.fixture
+def app(valkey, namespace, database):
+    return Duly(valkey.url, namespace=namespace, record=database.migrated())
+
+
+async def test_while_the_database_is_away_nothing_is_accepted(client, database):
+    assert 202 == (await client.post(JOBS, json={"id": "before"})).status_code
+    database.kill()
+    refused = await client.post(JOBS, json={"id": "meanwhile"})
+    assert (503, "1") == (refused.status_code, refused.headers["retry-after"])
+    assert refused.json()["type"].endswith("unavailable")
+    assert "127.0.0.1" not in refused.text  # where the database is, is none of the client's business
+    await restart(database)
+    assert 404 == (await client.get(f"{JOBS}/meanwhile")).status_code
+    assert 202 == (await client.post(JOBS, json={"id": "after"})).status_code
+    assert 200 == (await client.get(f"{JOBS}/before")).status_code
