@@ -61,7 +61,8 @@ class Marks:
         try:
             while self._waiting:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._hurry.wait(), LINGER_S)
+                    async with asyncio.timeout(LINGER_S):
+                        await self._hurry.wait()
                 await self._write_some()
         except DulyError as error:
             # The next look finds these rows, and Redis says that it has them.

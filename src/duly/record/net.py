@@ -106,7 +106,8 @@ class Net:
         while not stop.is_set():
             if not await self.run_once():
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), self.every_s)
+                    async with asyncio.timeout(self.every_s):
+                        await stop.wait()
 
     async def follow(self, shard: int) -> int:
         """

@@ -191,7 +191,8 @@ class Relay:
                 except DulyError as error:
                     log.warning("relay: %s; trying again in %.1f s", error, pause_s)
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(stop.wait(), pause_s * random.uniform(0.5, 1.0))
+                        async with asyncio.timeout(pause_s * random.uniform(0.5, 1.0)):
+                            await stop.wait()
                     pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 else:
                     pause_s = FIRST_PAUSE_S
@@ -218,7 +219,8 @@ class Relay:
         brought = await self.look()
         if not brought:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._hinted.wait(), self._scan_s)
+                async with asyncio.timeout(self._scan_s):
+                    await self._hinted.wait()
         return brought
 
     async def look(self) -> int:
