@@ -67,6 +67,18 @@ class WholeRecord(Record):
         """
         return RecordViews(self.store, self.database, self.clock)
 
+    async def bring(self) -> int:
+        """
+        Take to the queue what is there for the relay now, all of it; how many rows that were.
+
+        Raises:
+            DulyError: The queue or the database is away; the relay of another process follows up.
+        """
+        brought = 0
+        while some := await self._relay.look():
+            brought += some
+        return brought
+
     async def aclose(self) -> None:
         """
         Note what the queue has been given, and close connections to the database.
