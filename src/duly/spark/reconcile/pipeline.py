@@ -108,7 +108,9 @@ def reconcile(
             F.count("queued_revision").alias("jobs"),
             F.count_if("promised_on_its_way").alias("on_its_way"),
         )
-        found = suspects(both).persist(StorageLevel.MEMORY_AND_DISK)
+        # Spark would judge in as many tasks as it shuffles, each with a start that costs more than its work.
+        few = 2 * spark.sparkContext.defaultParallelism
+        found = suspects(both.coalesce(few)).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             report.suspects = found.count()
             report.rows, report.jobs, report.on_its_way = (seen.get[name] for name in COUNTED)
