@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
 _STATES = {
     "enqueued": "scheduled",
+    "hydrated": "scheduled",
     "replaced": "scheduled",
     "rescheduled": "scheduled",
     "requeued": "ready",

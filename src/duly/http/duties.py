@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from duly.services.service import Pulse, run_forever
+from duly.services.service import Pulse, end_all, run_forever
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -73,9 +73,7 @@ class Duties:
         End them all.
         """
         tasks, self._tasks = list(self._tasks.values()), {}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(tasks)
 
 
 class _Tick:

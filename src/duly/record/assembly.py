@@ -104,11 +104,25 @@ class WholeRecord(Record):
         """
         return RecordViews(self.store, self.database, self.clock)
 
+<<<<<<< HEAD
     async def settle(self) -> None:
         """
         Wait until the rows say what the queue has been given, or cannot.
         """
         await self._relay.settle()
+=======
+    async def bring(self) -> int:
+        """
+        Take to the queue what is there for the relay now, all of it; how many rows that were.
+
+        Raises:
+            DulyError: The queue or the database is away; the relay of another process follows up.
+        """
+        brought = 0
+        while some := await self._relay.look():
+            brought += some
+        return brought
+>>>>>>> h-spark3
 
     async def aclose(self) -> None:
         """

@@ -65,14 +65,15 @@ def page_of(connection: Connection, namespace: str, after: JobKey | None, limit:
     """
     # Topic by topic: not every database finds what is greater than a pair of columns by its index.
     if after is not None:
-        page = _of_topic(connection, namespace, after.topic, after.id, limit)
+        page = rows_between(connection, namespace, after.topic, after.id, limit)
         if page:
             return page
     behind = [] if after is None else [jobs.c.topic > after.topic]
     topic = connection.scalar(select(func.min(jobs.c.topic)).where(jobs.c.namespace == namespace, *behind))
-    return [] if topic is None else _of_topic(connection, namespace, topic, "", limit)
+    return [] if topic is None else rows_between(connection, namespace, topic, "", limit)
 
 
+<<<<<<< HEAD
 def _of_topic(connection: Connection, namespace: str, topic: str, after: str, limit: int) -> list[SeenRow]:
     found = connection.execute(
         select(*(jobs.c[name] for name in _SEEN))
@@ -81,6 +82,19 @@ def _of_topic(connection: Connection, namespace: str, topic: str, after: str, li
         .limit(limit)
     )
     return [_seen(*row) for row in found]
+=======
+def rows_between(
+    connection: Connection, namespace: str, topic: str, after: str, limit: int, *, until: str | None = None
+) -> list[SeenRow]:
+    """
+    Rows of a topic in the order of their ids, behind *after* and, if that is said, up to *until*.
+    """
+    statement = select(*_SEEN).where(jobs.c.namespace == namespace, jobs.c.topic == topic, jobs.c.id > after)
+    if until is not None:
+        statement = statement.where(jobs.c.id <= until)
+    found = connection.execute(statement.order_by(jobs.c.id).limit(limit))
+    return [_seen(row) for row in found]
+>>>>>>> h-spark3
 
 
 def rows_of(connection: Connection, namespace: str, keys: Sequence[JobKey]) -> dict[JobKey, Promised]:

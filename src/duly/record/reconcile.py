@@ -86,6 +86,46 @@ class Reconciler:
         await self._jobs()
         return self.report
 
+    async def mend(self, keys: Sequence[JobKey]) -> None:
+        """
+        Compare the jobs of *keys* only; with *apply* mend those that differ.
+
+        Raises:
+            StoreUnavailable, RecordUnavailable: As of `run`.
+        """
+        for at in range(0, len(keys), STEP):
+            some = list(keys[at : at + STEP])
+            await self._meet(
+                some, await self._database.read(partial(rows_of, namespace=self._store.namespace, keys=some))
+            )
+
+    async def close(self, ends: Sequence[Ended]) -> list[JobKey]:
+        """
+        Choose of *ends*, which somebody else remembers, those of open rows that the queue does not have; with
+        *apply* write them down.
+
+        Raises:
+            StoreUnavailable, RecordUnavailable: As of `run`.
+        """
+        keys = [end.key for end in ends]
+        rows = await self._database.read(partial(rows_of, namespace=self._store.namespace, keys=keys))
+        lost = await self._judge(keys, rows)
+        chosen = [
+            end
+            for end in ends
+            if lost.get(end.key) is Difference.missing and rows[end.key].revision == end.revision
+        ]
+        if self._apply:
+            await self._database.write(
+                partial(
+                    record_ends,
+                    namespace=self._store.namespace,
+                    ends=chosen,
+                    now_ms=time.time_ns() // 1_000_000,
+                )
+            )
+        return [end.key for end in chosen]
+
     async def _rows(self) -> None:
         after: JobKey | None = None
         while True:

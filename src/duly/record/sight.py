@@ -73,6 +73,20 @@ class Sighted(NamedTuple):
         }
 
 
+def sighted(key: JobKey, stored: bytes, apart: bytes | None, due: bytes | None) -> Sighted:
+    """
+    A job by what the server holds of it: its record, the body that is kept apart, the time it waits for.
+    """
+    record = read(stored)
+    return Sighted(
+        key,
+        record,
+        _options(stored, record),
+        (apart or b"") if record.apart else record.body,
+        int(float(due)) if due else record.head.due_ms,
+    )
+
+
 async def look_up(store: Store, keys: Sequence[JobKey]) -> list[Sighted | None]:
     """
     What the queue holds of each of *keys*, None where it has no such job.
@@ -133,31 +147,16 @@ async def _look(store: Store, shard: int, keys: list[JobKey]) -> list[Sighted | 
     fixed, call = store.keys[shard].fixed, store.link.call
     names = [key.member for key in keys]
     stored: list[bytes | None] = await call("HMGET", fixed["jobs"], *names)
-    records = [None if each is None else read(each) for each in stored]
-    apart = [name for name, each in zip(names, records, strict=True) if each and each.apart]
+    apart = [name for name, each in zip(names, stored, strict=True) if each and each[0] >= 128]
     bodies = dict(zip(apart, await call("HMGET", fixed["bodies"], *apart), strict=True)) if apart else {}
     waiting = [
-        name
-        for name, each in zip(names, records, strict=True)
-        if each and each.head.state is JobState.scheduled
+        name for name, each in zip(names, stored, strict=True) if each and each[0] & 7 == JobState.scheduled
     ]
     dues = dict(zip(waiting, await call("ZMSCORE", fixed["due"], *waiting), strict=True)) if waiting else {}
-    found: list[Sighted | None] = []
-    for key, name, data, record in zip(keys, names, stored, records, strict=True):
-        if data is None or record is None:
-            found.append(None)
-            continue
-        due = dues.get(name)
-        found.append(
-            Sighted(
-                key,
-                record,
-                _options(data, record),
-                (bodies[name] or b"") if record.apart else record.body,
-                int(float(due)) if due else record.head.due_ms,
-            )
-        )
-    return found
+    return [
+        None if data is None else sighted(key, data, bodies.get(name), dues.get(name))
+        for key, name, data in zip(keys, names, stored, strict=True)
+    ]
 
 
 def _options(stored: bytes, record: Record) -> bytes:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from duly.services.duties import Duties
 from duly.services.heart import Heart
 from duly.services.outlook import Outlook
-from duly.services.service import Pulse, run_forever
+from duly.services.service import Pulse, end_all, run_forever
 from duly.services.worker import Worker
 
 if TYPE_CHECKING:
@@ -127,9 +127,7 @@ class Crew:
                 await self.worker.give_back_all()
                 raise
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await end_all(tasks)
                 if self._outcomes is not None:
                     await self._outcomes.finish(RECORD_S)
                 await asyncio.to_thread(heart.stop)

@@ -8,12 +8,16 @@ import asyncio
 import logging
 import random
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from duly.errors import DulyError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 log = logging.getLogger("duly.services")
 
+CANCEL_S = 0.5
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
 
@@ -97,3 +101,17 @@ async def run_forever(service: Service, pulse: Pulse, name: str = "") -> None:
             await asyncio.sleep(0 if touched else service.every_s)
     finally:
         pulse.forget(name)
+
+
+async def end_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """
+    Cancel tasks and wait until they have ended; what they raise is nobody's concern any more.
+
+    Again and again: a library that tidies up its connection may swallow a cancellation on its way.
+    """
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=CANCEL_S)
+    await asyncio.gather(*tasks, return_exceptions=True)

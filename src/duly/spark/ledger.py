@@ -47,6 +47,25 @@ def lives(history: DataFrame) -> DataFrame:
     """
     One row for each life: when it began, how often it ended in which way, whether it is open.
     """
+    return (
+        history.transform(with_lives)
+        .groupBy("topic", "id", "life")
+        .agg(
+            F.min("at_ms").alias("at_ms"),
+            *(F.sum((F.col("verb") == verb).cast("long")).alias(state) for verb, state in ENDINGS.items()),
+            F.max("last").alias("last"),
+            F.max((F.col("verb") == "pruned").cast("long")).alias("pruned"),
+            F.count_if(F.col("verb") != "pruned").alias("told"),
+        )
+        # Of a job that had ended before the history began, only that it was forgotten.
+        .where((F.col("life") > 0) | (F.col("told") > 0))
+    )
+
+
+def with_lives(history: DataFrame) -> DataFrame:
+    """
+    The events of jobs, with the number of the `life` that each belongs to, and whether it is the `last`.
+    """
     began = history.groupBy("shard", "epoch").agg(F.min("at_ms").alias("began_ms"))
     story = Window.partitionBy("topic", "id").orderBy("began_ms", "counter", "row")
     so_far = story.rowsBetween(Window.unboundedPreceding, Window.currentRow)
@@ -60,16 +79,6 @@ def lives(history: DataFrame) -> DataFrame:
         .withColumn("begins", begins.cast("long"))
         .withColumn("life", F.sum("begins").over(so_far))
         .withColumn("last", F.lead("verb").over(story).isNull())
-        .groupBy("topic", "id", "life")
-        .agg(
-            F.min("at_ms").alias("at_ms"),
-            *(F.sum((F.col("verb") == verb).cast("long")).alias(state) for verb, state in ENDINGS.items()),
-            F.max("last").alias("last"),
-            F.max((F.col("verb") == "pruned").cast("long")).alias("pruned"),
-            F.count_if(F.col("verb") != "pruned").alias("told"),
-        )
-        # Of a job that had ended before the history began, only that it was forgotten.
-        .where((F.col("life") > 0) | (F.col("told") > 0))
     )
 
 

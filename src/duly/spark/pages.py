@@ -19,11 +19,16 @@ from duly.spark.sending import Loop
 from duly.views import CANARY
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+
+    from pyspark.sql.types import StructType
 
     from duly.connection import Link
     from duly.spark.options import ScanOptions
     from duly.spark.rows import Row
+
+    #: Makes a row of a member, what `_look` asked about it, the names of workers, and the shard.
+    Maker = Callable[[bytes, Sequence[bytes], Mapping[bytes, str], int], Row]
 
 #: Where the members of a state are listed; those that are ready stand in streams.
 INDEX = {
@@ -100,14 +105,20 @@ async def _ranges(link: Link, key: str, most: int, low: float, high: float) -> l
     return list(zip(bounds, [*bounds[1:], high], strict=True))
 
 
-def read_part(options: ScanOptions, part: Part, topics: set[str] | None) -> Iterator[pa.RecordBatch]:
+def read_part(
+    options: ScanOptions,
+    part: Part,
+    topics: set[str] | None,
+    columns: StructType = JOBS,
+    make: Maker = row_of,
+) -> Iterator[pa.RecordBatch]:
     """
     Read one part, page by page; the next page is fetched while one is made into rows.
     """
     loop = Loop(options.url)
-    schema = arrow(JOBS)
+    schema = arrow(columns)
     try:
-        pages = _rows(loop.link, options, part, topics)
+        pages = _rows(loop.link, options, part, topics, make)
         coming = loop.start(anext(pages, None))
         while (rows := coming.result()) is not None:
             coming = loop.start(anext(pages, None))
@@ -118,7 +129,7 @@ def read_part(options: ScanOptions, part: Part, topics: set[str] | None) -> Iter
 
 
 async def _rows(
-    link: Link, options: ScanOptions, part: Part, topics: set[str] | None
+    link: Link, options: ScanOptions, part: Part, topics: set[str] | None, make: Maker
 ) -> AsyncIterator[list[Row]]:
     shard = ShardKeys(options.namespace, part.shard)
     if part.topic:
@@ -137,7 +148,7 @@ async def _rows(
             if (topic := each[0].partition(b"/")[0]) != CANARY.encode()
             and (wanted is None or topic in wanted)
         ]
-        yield await _look(link, shard, mine, part.states, workers) if mine else []
+        yield await _look(link, shard, mine, part.states, workers, make) if mine else []
 
 
 async def _all(link: Link, shard: ShardKeys, part: Part, page: int) -> AsyncIterator[Found]:
@@ -202,7 +213,12 @@ async def _ready(link: Link, shard: ShardKeys, part: Part, page: int) -> AsyncIt
 
 
 async def _look(
-    link: Link, at_shard: ShardKeys, found: Found, states: tuple[int, ...], workers: dict[bytes, str]
+    link: Link,
+    at_shard: ShardKeys,
+    found: Found,
+    states: tuple[int, ...],
+    workers: dict[bytes, str],
+    make: Maker,
 ) -> list[Row]:
     """
     What is known of some members; those that are gone or in another state meanwhile are left out.
@@ -232,4 +248,4 @@ async def _look(
             values = await link.call(command, keys[key], *(members[at] for at in places))
             for at, value in zip(places, values, strict=True):
                 about[at][slot] = value or b""
-    return [row_of(member, each, workers, shard) for member, each in zip(members, about, strict=True)]
+    return [make(member, each, workers, shard) for member, each in zip(members, about, strict=True)]

@@ -1,0 +1,138 @@
+"""
+``duly pipeline replay``: send again what a query chooses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from duly.cli.loop import session
+from duly.cli.main import OK
+from duly.cli.options import app_of, as_json, examples, server
+from duly.cli.output import plain, print_json, say
+from duly.cli.sparking import open_spark, pairs, spark_options, watched
+from duly.errors import ServerUnsuitable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from duly.app import Duly
+    from duly.cli.loop import Ask
+    from duly.spark.replay.pipeline import Replay
+
+
+@click.command(
+    short_help="send jobs again that a query over history and dead jobs chooses",
+    epilog=examples(
+        "duly pipeline replay --from-dead --where \"topic = 'mail' and error like '%timeout%'\" --dry-run",
+        "duly pipeline replay --table lake/history --where \"state = 'dead' and finished_at > '2026-11-01'\" "
+        "--rate 50",
+        "duly pipeline replay --from-dead --view vip=vips.csv "
+        "--where \"get_json_object(payload, '$.customer') in (select customer from vip)\"",
+    ),
+)
+@click.option(
+    "--where", required=True, metavar="SQL", help="A condition on jobs, or a query of topic and id."
+)
+@click.option("--table", metavar="PATH", help="The history.")
+@click.option("--from-dead", is_flag=True, help="Choose among the dead jobs of the queue.")
+@click.option(
+    "--view", "views", multiple=True, metavar="NAME=PATH", help="A table of yours, for the query; repeatable."
+)
+@click.option("--new-ids/--same-ids", "new_ids", default=True, help="Default: ids made of the old ones.")
+@click.option("--run", default="", metavar="NAME", help="Tells this replay from others. Default: the query.")
+@click.option("--rate", type=float, metavar="JOBS", help="At most this many a second.")
+@click.option("--rejects", metavar="PATH", help="A folder for jobs that are not accepted.")
+@click.option("--dry-run", is_flag=True, help="Say what would be sent, and change nothing.")
+@spark_options
+@server
+@as_json
+def replay(
+    where: str,
+    table: str | None,
+    from_dead: bool,
+    views: tuple[str, ...],
+    new_ids: bool,
+    run: str,
+    rate: float | None,
+    rejects: str | None,
+    dry_run: bool,
+    master: str | None,
+    conf: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """
+    Send jobs that ended again, due now, with the job that each comes from in its context.
+
+    The same replay a second time adds nothing. SQL may name the views jobs, dead, history and your own.
+    """
+    app = app_of(existing=True)
+    with session(app) as ask:
+        store = ask(app.store())
+        from duly.spark.replay.pipeline import ReplayOptions, replayed
+
+        options = ReplayOptions(
+            url=store.link.url,
+            namespace=app.settings.namespace,
+            where=where,
+            table=table,
+            from_dead=from_dead,
+            views=pairs(views, "--view"),
+            same_ids=not new_ids,
+            run=run,
+            plan=dry_run,
+            rate=rate,
+            rejects=rejects,
+            limits={
+                "payload_limit": app.settings.payload_limit,
+                "context_limit": app.settings.context_limit,
+            },
+        )
+        recorded = ask(store.link.call("HGET", store.keys[0].fixed["meta"], "record"))
+        if recorded and app.settings.record is None:
+            raise ServerUnsuitable(store.needs_record())
+        spark = open_spark(master, conf)
+        with watched(spark, "replay"), replayed(spark, options) as (done, rows):
+            if recorded and not dry_run:
+                _record(app, ask, rows)
+    if as_json:
+        print_json(done)
+    else:
+        _print(done, plan=dry_run)
+    return OK
+
+
+def _record(app: Duly, ask: Ask, rows: DataFrame) -> None:
+    """
+    Have the record promise what was sent.
+    """
+    from itertools import islice
+
+    from duly.job import JobKey
+    from duly.record.reconcile import STEP, Reconciler
+
+    record: Any = ask(app.record())
+    reconciler = Reconciler(record.database, record.store, apply=True, generation=record.guard.generation)
+    keys = (JobKey(row.topic, row.id) for row in rows.select("topic", "id").toLocalIterator())
+    while some := list(islice(keys, STEP)):
+        ask(reconciler.mend(some))
+
+
+def _print(done: Replay, *, plan: bool) -> None:
+    would = "would be " if plan else ""
+    report = done.sent
+    click.echo(
+        f"{done.chosen:,} chosen: {report.new:,} {would}new, {report.kept:,} kept, "
+        f"{report.replaced:,} {would}replaced, {report.rejected:,} rejected; this is run {plain(done.run)}"
+    )
+    if plan:
+        for what, texts in sorted(report.examples.items()):
+            for text in texts:
+                click.echo(f"  {what:9} {plain(text)}")
+    if done.without_payload:
+        say(
+            f"{done.without_payload:,} were not sent: the queue does not have their payloads any more. "
+            "A query may give them, as a column payload."
+        )

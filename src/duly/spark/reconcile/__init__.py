@@ -1,0 +1,3 @@
+"""
+Record, queue and history compared: what was promised, what is there, and what happened.
+"""

@@ -1,0 +1,3 @@
+"""
+Jobs that ended, chosen by SQL and sent again.
+"""
