@@ -104,13 +104,12 @@ class WholeRecord(Record):
         """
         return RecordViews(self.store, self.database, self.clock)
 
-<<<<<<< HEAD
     async def settle(self) -> None:
         """
         Wait until the rows say what the queue has been given, or cannot.
         """
         await self._relay.settle()
-=======
+
     async def bring(self) -> int:
         """
         Take to the queue what is there for the relay now, all of it; how many rows that were.
@@ -122,7 +121,6 @@ class WholeRecord(Record):
         while some := await self._relay.look():
             brought += some
         return brought
->>>>>>> h-spark3
 
     async def aclose(self) -> None:
         """

@@ -73,28 +73,19 @@ def page_of(connection: Connection, namespace: str, after: JobKey | None, limit:
     return [] if topic is None else rows_between(connection, namespace, topic, "", limit)
 
 
-<<<<<<< HEAD
-def _of_topic(connection: Connection, namespace: str, topic: str, after: str, limit: int) -> list[SeenRow]:
-    found = connection.execute(
-        select(*(jobs.c[name] for name in _SEEN))
-        .where(jobs.c.namespace == namespace, jobs.c.topic == topic, jobs.c.id > after)
-        .order_by(jobs.c.id)
-        .limit(limit)
-    )
-    return [_seen(*row) for row in found]
-=======
 def rows_between(
     connection: Connection, namespace: str, topic: str, after: str, limit: int, *, until: str | None = None
 ) -> list[SeenRow]:
     """
     Rows of a topic in the order of their ids, behind *after* and, if that is said, up to *until*.
     """
-    statement = select(*_SEEN).where(jobs.c.namespace == namespace, jobs.c.topic == topic, jobs.c.id > after)
+    statement = select(*(jobs.c[name] for name in _SEEN)).where(
+        jobs.c.namespace == namespace, jobs.c.topic == topic, jobs.c.id > after
+    )
     if until is not None:
         statement = statement.where(jobs.c.id <= until)
     found = connection.execute(statement.order_by(jobs.c.id).limit(limit))
-    return [_seen(row) for row in found]
->>>>>>> h-spark3
+    return [_seen(*row) for row in found]
 
 
 def rows_of(connection: Connection, namespace: str, keys: Sequence[JobKey]) -> dict[JobKey, Promised]:
