@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any, assert_type
 
 from duly import Duly, DulyError, JobHandle, JobState
-from duly.job import Job, Placed
+from duly.job import Accepted, Job, Placed
 from duly.sync.twin import SyncDuly, SyncJobHandle
 
 app = Duly("redis://localhost")
@@ -39,7 +39,7 @@ def the_twin_knows_it_too() -> None:
     assert_type(app.sync.enqueue_many([check.job("a")]), list[SyncJobHandle[Any] | DulyError])
     job = app.sync.job("payment.check", "p-1")
     assert_type(job.get(), Job)
-    assert_type(job.cancel(), JobState)
+    assert_type(job.cancel(), JobState | Accepted)
     assert_type(job.reschedule(delay=60), Placed)
     assert_type(job.requeue(), Placed)
     assert_type(app.sync.purge("payment.check"), int)
