@@ -5,6 +5,7 @@ Fixtures of all tests: a real server for the run, a namespace of its own for eac
 from __future__ import annotations
 
 import itertools
+import logging
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,6 +31,17 @@ settings.load_profile("duly")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="full sizes instead of small ones")
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_they_were() -> Iterator[None]:
+    """
+    Some commands quieten duly's log for the life of their process, which here is that of all tests.
+    """
+    log = logging.getLogger("duly")
+    level = log.level
+    yield
+    log.setLevel(level)
 
 
 @pytest.fixture(scope="session")
