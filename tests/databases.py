@@ -304,10 +304,10 @@ class MariaDB(Database):
 
         with pymysql.connect(host="127.0.0.1", port=self.port, user="root", autocommit=True) as connection:
             cursor = connection.cursor()
-            cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", name)
+            cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", (name,))
             for (number,) in cursor.fetchall():
                 with suppress(pymysql.err.OperationalError):  # gone by itself
-                    cursor.execute("KILL %s", number)
+                    cursor.execute("KILL %s", (number,))
 
     def _execute(self, sql: str) -> None:
         import pymysql
