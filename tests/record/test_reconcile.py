@@ -158,7 +158,9 @@ async def test_more_than_a_step_of_each_side_is_seen(database, queue, reconcile)
         await queue.enqueue(Order(key(f"orphan{number}"), b"{}", due_ms=now_ms() + HOUR_MS))
     report = await reconcile()
     assert {Difference.missing: 1, Difference.orphan: 10} == report.repaired
-    assert (STEP + 21, STEP + 30) == (report.rows, report.jobs)
+    assert STEP + 21 == report.rows
+    # A scan of a table that grows or shrinks may meet a job twice, and misses none.
+    assert STEP + 30 <= report.jobs
 
 
 async def test_what_only_shows_whether_jobs_get_through_is_not_adopted(database, queue, reconcile):

@@ -143,6 +143,7 @@ async def test_each_outcome_of_a_killed_driver_is_stored_exactly_once(app, start
     assert 1_200 == len(found) == found.total()
 
 
+@pytest.mark.long
 async def test_sigterm_lets_the_batch_finish(app, start, tmp_path):
     await send(app, 100)
     (tmp_path / "hold").touch()

@@ -76,7 +76,7 @@ def check(spark, options, emitted):
     assert [] == read_gaps(options.table)
 
 
-@pytest.mark.parametrize("place", [*PLACES[1:2], *PLACES[3:]])
+@pytest.mark.parametrize("place", PLACES[3:])
 def test_a_kill_in_a_bad_place_loses_and_doubles_nothing(spark, spark_conf, queue, options, place):
     killed_in(spark, spark_conf, queue, options, place)
 

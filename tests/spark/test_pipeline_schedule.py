@@ -152,6 +152,7 @@ async def test_a_driver_that_was_killed_and_is_run_again_gives_the_same_set(
     await other.store.link.aclose()
 
 
+@pytest.mark.long  # two executors with a Java each
 @pytest.mark.timeout(300)
 async def test_it_runs_on_executors_of_their_own(spark, spark_conf, queue, tmp_path):
     table = str(tmp_path / "table")
