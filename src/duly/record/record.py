@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("duly.record")
 
-LOCKED_S = 3.0  #: how long a file that somebody writes to is waited for, before what can wait is put off
+LOCKED_S = 8.0  #: how long a file that somebody writes to is waited for, before what can wait is put off
 REDIS_WITHIN_S = 2.0  #: how long a question to Redis is waited for that rows can answer as well
 
 
