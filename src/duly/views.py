@@ -252,22 +252,11 @@ class Views:
         heads = []
         for shard in range(self._store.shards):
             for lane in Lane:
-                head = await self._first_unclaimed(self._store.keys[shard].stream(topic, lane))
-                heads += [JobKey.of(head)] if head else []
+                stream = self._store.keys[shard].stream(topic, lane)
+                entries = await self._store.link.call("XRANGE", stream, "-", "+", "COUNT", 1)
+                heads += [JobKey.of(entry[1][1]) for entry in entries]
         jobs = await self.get_many(heads)
         return min((job.due_ms for job in jobs if job and job.state is JobState.ready), default=None)
-
-    async def _first_unclaimed(self, stream: str) -> bytes | None:
-        """
-        The first entry that no claim has taken: what is claimed stays in its stream until it ends.
-        """
-        if not await self._store.link.call("EXISTS", stream):
-            return None
-        groups = await self._store.link.call("XINFO", "GROUPS", stream)
-        about = dict(zip(groups[0][::2], groups[0][1::2], strict=True)) if groups else {}
-        last = about.get(b"last-delivered-id", b"0-0").decode()
-        entries = await self._store.link.call("XRANGE", stream, f"({last}", "+", "COUNT", 1)
-        return entries[0][1][1] if entries else None
 
     async def workers(self, now_ms: int) -> list[dict[str, Any]]:
         """

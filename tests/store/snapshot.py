@@ -7,10 +7,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import redis
-from redis.exceptions import ResponseError
 
 from duly.job import JobKey, JobState, Lane
 from duly.records import head_of, read
@@ -22,21 +21,6 @@ if TYPE_CHECKING:
 
 STATES = [state.name for state in JobState]
 MARK_BODY_DROPPED = 4
-
-
-@dataclass(frozen=True)
-class Stream:
-    """
-    One lane of one topic: its entries, and which of them the group has been given.
-    """
-
-    entries: dict[int, str]  #: number -> member
-    pending: frozenset[int]
-    delivered: int  #: the last number that the group was given
-
-    @property
-    def handed_out(self) -> set[int]:
-        return {number for number in self.entries if number <= self.delivered}
 
 
 @dataclass(frozen=True)
@@ -58,7 +42,7 @@ class Snapshot:
     topics: dict[str, int]
     events: int
     wakes: dict[str, int]
-    streams: dict[tuple[str, Lane], Stream]
+    streams: dict[tuple[str, Lane], dict[int, str]]  #: number of each entry -> member
     replies: dict[str, tuple[str, int, JobState, bytes]]  #: line -> member, revision, state, outcome
     lines: frozenset[str]
 
@@ -88,10 +72,7 @@ def take(client: redis.Redis, keys: ShardKeys, topics: Sequence[str]) -> Snapsho
     for topic in topics:
         pipe.execute_command("LLEN", keys.wake(topic))
         for lane in Lane:
-            key = keys.stream(topic, lane)
-            pipe.execute_command("XRANGE", key, "-", "+")
-            pipe.execute_command("XPENDING", key, "duly", "-", "+", 100_000)
-            pipe.execute_command("XINFO", "GROUPS", key)
+            pipe.execute_command("XRANGE", keys.stream(topic, lane), "-", "+")
     found = iter(pipe.execute(raise_on_error=False))
     jobs, bodies, outcomes, progress, meta, counters = (_texts(next(found)) for _ in range(6))
     due, leases, done, dead = (
@@ -105,7 +86,7 @@ def take(client: redis.Redis, keys: ShardKeys, topics: Sequence[str]) -> Snapsho
     for topic in topics:
         wakes[topic] = next(found)
         for lane in Lane:
-            streams[topic, lane] = _stream(next(found), next(found), next(found))
+            streams[topic, lane] = {_number(entry): fields[1].decode() for entry, fields in next(found)}
     return Snapshot(
         jobs,
         {member: job_of(record) for member, record in jobs.items()},
@@ -156,20 +137,6 @@ def client_of(path: object) -> redis.Redis:
     return client
 
 
-def _stream(entries: Any, pending: Any, groups: Any) -> Stream:
-    numbers = {}
-    for entry, fields in entries:
-        numbers[_number(entry)] = fields[1].decode()
-    if isinstance(groups, ResponseError) or not groups:
-        return Stream(numbers, frozenset(), 0)
-    group = dict(zip(groups[0][::2], groups[0][1::2], strict=True))
-    return Stream(
-        numbers,
-        frozenset(_number(row[0]) for row in pending),
-        _number(group[b"last-delivered-id"]),
-    )
-
-
 def _number(entry: bytes) -> int:
     return int(entry.partition(b"-")[0])
 
@@ -179,9 +146,8 @@ def check(shard: Snapshot) -> None:
     Each job is in exactly one place, and the place is the one that its record names.
     """
     waiting: Counter[str] = Counter()
-    held: Counter[str] = Counter()
     for (topic, lane), stream in shard.streams.items():
-        for number, member in stream.entries.items():
+        for number, member in stream.items():
             job = shard.jobs.get(member)
             assert job is not None, f"entry {number} of {topic}:{lane.name} has no job {member}"
             assert number == job.entry, (
@@ -191,16 +157,12 @@ def check(shard: Snapshot) -> None:
             assert (Lane.suspect if suspect else job.lane) == lane, (
                 f"{member} waits in the wrong lane {lane.name}"
             )
-            # What was delivered runs, and its lease is the only list of what is pending.
-            (waiting if number > stream.delivered else held)[member] += 1
-        assert not stream.pending, f"{topic}:{lane.name} keeps a pending list"
+            waiting[member] += 1
     by_state = {state: {m for m, job in shard.jobs.items() if job.state is state} for state in JobState}
     assert by_state[JobState.scheduled] == shard.due.keys()
     assert dict.fromkeys(by_state[JobState.ready], 1) == dict(waiting)
     assert by_state[JobState.running] == shard.leases.keys()
-    # A job that was claimed the moment it was due never stood in a stream.
-    lined_up = {member for member in by_state[JobState.running] if shard.jobs[member].entry}
-    assert dict.fromkeys(lined_up, 1) == dict(held)
+    assert {0} >= {shard.jobs[member].entry for member in by_state[JobState.running]}
     assert by_state[JobState.succeeded] | by_state[JobState.cancelled] == shard.done.keys()
     assert by_state[JobState.dead] == shard.dead.keys()
     check_sizes(shard)

@@ -528,17 +528,13 @@ class StoreMachine(RuleBasedStateMachine):
                 case JobState.ready if kind < 6:
                     self.client.xdel(stream, entry)
                 case JobState.ready:
-                    self.client.xgroup_create(stream, "duly", "0") if not self._has_group(stream) else None
-                    self.client.xreadgroup("duly", "duly", {stream: ">"}, count=100, noack=True)
+                    self.client.delete(stream)
                 case JobState.running:
                     self.client.zrem(fixed["leases"], member)
                     row.lease = model.now
                 case _:
                     self.client.zrem(fixed[_INDEX[row.state]], member)
                     row.keep = model.now + DONE_MS
-
-    def _has_group(self, stream: str) -> bool:
-        return bool(self.client.xinfo_groups(stream))
 
     # -- what must be true --------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ for at = 1, total do
   local member, arg, record = members[at], first + 3 * (at - 1), records[at]
   local word = 'gone'
   if record then
-    local mark, attempts, crashes, verb, marks, entry = decode(START, record)
+    local mark, attempts, crashes, verb, marks = decode(START, record)
     if mark % 128 < 64 or find(record, ARGV[arg + 1], TOKEN_AT, true) ~= TOKEN_AT then
       word = 'lost'
     elseif mark % 8 ~= RUNNING then
@@ -67,13 +67,12 @@ for at = 1, total do
         rest = cut(record, TOKEN_AT, body_at(mark) - 1)
         if mark >= 128 then dropped_bodies[#dropped_bodies + 1] = member end
       end
-      if entry > 0 then drop_entry(topic, lane_in(mark, crashes), entry) end
       record = encode(START, mark + 1, attempts + 1, crashes, 1, marks, 0) .. ended .. late .. rest
       store(member, record)
       note('acked', member, cut(record, 1, HEAD_BYTES))
       closed = closed + 1
-      freed[closed], dropped_progress[closed] = member, member
-      done_scores[2 * closed - 1], done_scores[2 * closed] = now + until_ms, member
+      let_go(member)
+      keep_done(member, now + until_ms)
       weight = weight + weight_of(member, record, outcome, mark >= 128 and marks % 8 < BODY_DROPPED)
       if marks > 0 or outcome ~= '' then say_ended(member, marks, outcome) end
       if body then reply(member, body, record, told) end

@@ -42,25 +42,9 @@ local function unindex(job, except)
   end
 end
 
-local delivered = {}
-
--- The last entry that the group was given: nothing up to there is delivered again.
-local function delivered_to(key)
-  if not delivered[key] then
-    delivered[key] = 0
-    local groups = redis.pcall('XINFO', 'GROUPS', key)
-    for _, group in ipairs(groups.err and {} or groups) do
-      for at = 1, #group, 2 do
-        if group[at] == 'last-delivered-id' then delivered[key] = tonumber(string.match(group[at + 1], '^%d+')) end
-      end
-    end
-  end
-  return delivered[key]
-end
-
-local function will_be_delivered(topic, job)
-  local key, entry = stream(topic, lane_of(job)), string.format('%d-0', job[ENTRY])
-  return job[ENTRY] > delivered_to(key) and #redis.call('XRANGE', key, entry, entry) == 1
+local function stands_in_line(topic, job)
+  local entry = string.format('%d-0', job[ENTRY])
+  return #redis.call('XRANGE', stream(topic, lane_of(job)), entry, entry) == 1
 end
 
 for at, job in ipairs(fetch(members)) do
@@ -85,10 +69,9 @@ for at, job in ipairs(fetch(members)) do
     end
   elseif job.state == READY then
     unindex(job)
-    -- Delivered without a lease, or gone from its stream: line it up again under a new number.
-    if not will_be_delivered(topic, job) then
+    -- Gone from its stream: line it up again under a new number.
+    if not stands_in_line(topic, job) then
       mended = mended + 1
-      drop_entry(topic, lane_of(job), job[ENTRY])
       job[ENTRY] = take_numbers(1)
       line_up(job.member, topic, lane_of(job), job[ENTRY])
       put('mended', job, 'ready')

@@ -41,8 +41,7 @@ for at, found in ipairs(fetch(members)) do
   words[at] = word or 'ok'
   if job then
     local topic = topic_of(job.member)
-    freed[#freed + 1] = job.member
-    drop_entry(topic, lane_of(job), job[ENTRY])
+    let_go(job.member)
     job[ATTEMPTS], job[VERB], job[LATE] = job[ATTEMPTS] + 1, VERBS.bury, tonumber(ARGV[arg + 2])
     finish('buried', job, topic, DEAD, now, tonumber(keep_ms), ARGV[arg + 3], ARGV[arg + 4])
   end

@@ -124,7 +124,7 @@ local OPTIONS_IN_REST = 15
 local CLAIMED = '>BHHBBI8c12I8c24I8'
 
 -- Lease a job to the worker if its body still fits into the answer; one always does.
-local function lease(member, position, mark, attempts, crashes, marks, entry, due_ms, rest)
+local function lease(member, position, mark, attempts, crashes, marks, due_ms, rest)
   local size = #rest
   if mark >= 128 then size = redis.call('HSTRLEN', bodies, member) end
   if size > bytes and taken > 0 then
@@ -139,11 +139,11 @@ local function lease(member, position, mark, attempts, crashes, marks, entry, du
     if own_ttr > 0 then until_ms = now + math.min(lease_for, own_ttr + grace) end
   end
   local at = 2 * taken + 1
-  local record = encode(CLAIMED, mark - mark % 8 + RUNNING, attempts, crashes, 0, marks, entry, NOT_ENDED, token + taken,
+  local record = encode(CLAIMED, mark - mark % 8 + RUNNING, attempts, crashes, 0, marks, 0, NOT_ENDED, token + taken,
     claimed_by, due_ms) .. rest
   lease_scores[at], lease_scores[at + 1] = until_ms, member
+  lease_count = at + 1
   leased[at], leased[at + 1] = member, record
-  store(member, record)
   note('claimed', member, cut(record, 1, HEAD_BYTES))
   if mark >= 128 then add_body(member) end
   taken = taken + 1
@@ -154,55 +154,33 @@ local function lease(member, position, mark, attempts, crashes, marks, entry, du
   return true
 end
 
-local function read_stream(key, want)
-  -- Without a pending list: the lease table is one already, and a second cost a fifth of the server's time.
-  local found = redis.pcall('XREADGROUP', 'GROUP', READERS, READERS, 'COUNT', want, 'NOACK', 'STREAMS', key, '>')
-  if found and found.err then
-    if not string.find(found.err, 'NOGROUP', 1, true) then error(found) end
-    if redis.call('EXISTS', key) == 0 then return {} end
-    -- From 0, or jobs that were ready before the first worker came would never be seen.
-    redis.call('XGROUP', 'CREATE', key, READERS, '0')
-    found = redis.call('XREADGROUP', 'GROUP', READERS, READERS, 'COUNT', want, 'NOACK', 'STREAMS', key, '>')
-  end
-  return found and found[1][2] or {}
-end
-
-local function number_of(entry)
-  return tonumber(string.match(entry[1], '^%d+'))
-end
-
--- Give back to the stream what was read beyond the byte limit: it is delivered again, in its order.
-local function unread(key, found, from)
-  redis.call('XGROUP', 'SETID', key, READERS, string.format('%d-0', number_of(found[from]) - 1))
-end
-
+-- The oldest that wait in a lane.  What is met here leaves it, by one trim: it is leased, or its entry is outdated.
 local function take_ready(position, lane, want)
   local topic = names[position]
   local key = stream(topic, lane)
-  local found = read_stream(key, want)
+  local found = redis.call('XRANGE', key, '-', '+', 'COUNT', want)
   if #found == 0 then return end
   local members = {}
   for at = 1, #found do members[at] = found[at][2][2] end
   local records = redis.call('HMGET', jobs, unpack(members))
   for at = 1, #records do
-    local entry, member, record = number_of(found[at]), members[at], records[at]
+    local entry, member, record = number_of(found[at][1]), members[at], records[at]
     local mark, attempts, crashes, marks, its_entry, expires, _ = 0, 0, 0, 0, 0, 0, nil
     if record then
       mark, attempts, crashes, _, marks, its_entry = decode(START, record)
       if mark % 64 >= 32 then expires = wishes_of(record, mark) end
     end
-    if not record or mark % 8 ~= READY or its_entry ~= entry then
-      drop_entry(topic, lane, entry)
-    elseif expires > 0 and expires < now then
-      drop_entry(topic, lane, entry)
-      finish('cancelled', read(member, record), topic, CANCELLED, now, tonumber(keep_ms), '{"type":"expired"}', 'expired')
+    if record and mark % 8 == READY and its_entry == entry then
+      if expires > 0 and expires < now then
+        finish('cancelled', read(member, record), topic, CANCELLED, now, tonumber(keep_ms), '{"type":"expired"}', 'expired')
+      elseif lease(member, position, mark, attempts, crashes, marks, decode(NUMBER, record, DUE_AT), cut(record, REVISION_AT)) then
+        from_ready[position] = (from_ready[position] or 0) + 1
+      else
+        return
+      end
       ready[position] = ready[position] - 1
-    elseif not lease(member, position, mark, attempts, crashes, marks, entry, decode(NUMBER, record, DUE_AT), cut(record, REVISION_AT)) then
-      return unread(key, found, at)
-    else
-      ready[position] = ready[position] - 1
-      from_ready[position] = (from_ready[position] or 0) + 1
     end
+    taken_upto[key] = entry
   end
 end
 
@@ -236,7 +214,7 @@ local unnamed = for_each_due(now, MOVED_AT_ONCE, tonumber(keep_ms), function(mem
     else
       rest = cut(record, 2)
     end
-    if (crashes == 0 or suspects_left > 0) and lease(member, position, mark, attempts, crashes, marks, 0, due_ms, rest) then
+    if (crashes == 0 or suspects_left > 0) and lease(member, position, mark, attempts, crashes, marks, due_ms, rest) then
       return
     end
   end
@@ -253,6 +231,7 @@ for position, number in pairs(taken_of) do
   count(topic, SCHEDULED, waited - number)
 end
 if taken > 0 then redis.call('HSET', claims, worker, nonce .. table.concat(names_taken, '\n')) end
+for at = 1, #leased, 2 do store(leased[at], leased[at + 1]) end
 commit(now, nonce, worker)
 
 for position, topic in ipairs(names) do

@@ -52,7 +52,7 @@ for at = first, #ARGV, 3 do
   members[member_count] = ARGV[at]
 end
 local records = redis.call('HMGET', jobs, unpack(members))
-local answers, fresh, fresh_count, fresh_spec, fresh_due, replacing = {}, {}, 0, {}, {}, {}
+local answers, replacing = {}, {}
 
 local function due_of(spec, ms)
   if spec >= 64 then return ms == 0 and now_floor or now_ceil + ms end
@@ -92,25 +92,9 @@ local function meet(old, at, spec, due_ms, topic)
   end
 end
 
-for at = 1, member_count do
-  local topic = only or topic_of(members[at])
-  local spec, ms = decode(SPEC, ARGV[first + 3 * at - 2])
-  local due_ms = due_of(spec, ms)
-  if records[at] then
-    meet(read(members[at], records[at]), at, spec, due_ms, topic)
-  elseif room[topic] < 1 then
-    answers[at] = 'full 0 0 0'
-  else
-    room[topic] = room[topic] - 1
-    fresh_count = fresh_count + 1
-    fresh[fresh_count], fresh_spec[fresh_count], fresh_due[fresh_count] = at, spec, due_ms
-  end
-end
-
-local total = fresh_count + #replacing
-if total == 0 then return {now_floor, 0, answers} end
-local revision = take_numbers(2 * total)
-local entry = revision + total
+-- Two numbers for each that is placed, a revision and an entry, and none if there is none to place.
+local placed, revision = 0, take_numbers(2 * member_count)
+local entry = revision + member_count
 
 local function run_of(mark, marks, number, due_ms)
   return encode(START, mark + 64, 0, 0, 0, marks, number) .. NOT_ENDED .. NOT_CLAIMED .. encode(NUMBER, due_ms)
@@ -149,22 +133,33 @@ local function place(verb, at, topic, spec, number, due_ms, marks)
   return mark >= 128
 end
 
-for number = 1, fresh_count do
-  local at = fresh[number]
-  place('enqueued', at, only or topic_of(members[at]), fresh_spec[number], number - 1, fresh_due[number], 0)
-  answers[at] = fresh_due[number]
+for at = 1, member_count do
+  local topic = only or topic_of(members[at])
+  local spec, ms = decode(SPEC, ARGV[first + 3 * at - 2])
+  local due_ms = due_of(spec, ms)
+  if records[at] then
+    meet(read(members[at], records[at]), at, spec, due_ms, topic)
+  elseif room[topic] < 1 then
+    answers[at] = 'full 0 0 0'
+  else
+    room[topic] = room[topic] - 1
+    place('enqueued', at, topic, spec, placed, due_ms, 0)
+    placed, answers[at] = placed + 1, due_ms
+  end
 end
 
-for position, each in ipairs(replacing) do
+for _, each in ipairs(replacing) do
   local old, at = each.old, each.at
   local topic = topic_of(old.member)
   displace(old, topic)
   if old.state == SCHEDULED and each.due <= now_floor then unscheduled[#unscheduled + 1] = old.member end
-  local number = fresh_count + position - 1
+  local number = placed
+  placed = placed + 1
   local apart = place('replaced', at, topic, each.spec, number, each.due, REPLACED + bit.band(old[MARKS], AWAITED))
   if old.apart and not apart then dropped_bodies[#dropped_bodies + 1] = old.member end
   answers[at] = string.format('replaced %d %d %d', revision + number, each.due, each.due <= now_floor and READY or SCHEDULED)
 end
+if placed == 0 then sequence = sequence_was end
 commit(now_floor, nonce)
 wake_topics()
 return {now_floor, revision, answers}

@@ -45,10 +45,9 @@ end
 local back, buried = 0, 0
 local entry = #members > 0 and take_numbers(#members)
 for at, job in ipairs(fetch(members)) do
-  freed[at] = members[at]
+  let_go(members[at])
   if job and job.state == RUNNING then
     local topic = topic_of(job.member)
-    drop_entry(topic, lane_of(job), job[ENTRY])
     stops[#stops + 1] = job.member .. ' ' .. job[TOKEN]
     job[VERB] = VERBS.recover
     local _, _, _, own_most = wishes(job)
@@ -70,7 +69,6 @@ for at, job in ipairs(fetch(members)) do
         line_up(job.member, topic, lane_of(job), job[ENTRY])
       end
       count(topic, job.state, 1)
-      dropped_progress[#dropped_progress + 1] = job.member
       put('recovered', job, counted == '1' and 'crashed' or 'clock')
     end
   end

@@ -31,13 +31,11 @@ for at, found in ipairs(fetch(members)) do
   words[at] = word or 'ok'
   if job then
     local topic = topic_of(job.member)
-    freed[#freed + 1] = job.member
-    drop_entry(topic, lane_of(job), job[ENTRY])
+    let_go(job.member)
     job.state, job[ENTRY], job[VERB] = READY, entry + at - 1, VERBS.release
     line_up(job.member, topic, lane_of(job), job[ENTRY])
     count(topic, RUNNING, -1)
     count(topic, READY, 1)
-    dropped_progress[#dropped_progress + 1] = job.member
     put('released', job)
   end
 end

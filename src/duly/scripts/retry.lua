@@ -34,8 +34,7 @@ for at, found in ipairs(fetch(members)) do
   words[at] = word or 'ok'
   if job then
     local topic = topic_of(job.member)
-    freed[#freed + 1] = job.member
-    drop_entry(topic, lane_of(job), job[ENTRY])
+    let_go(job.member)
     job[ATTEMPTS] = math.min(job[ATTEMPTS] + tonumber(ARGV[arg + 4]), 65535)
     job[VERB], job[LATE] = VERBS.retry, tonumber(ARGV[arg + 2])
     job.state, job[ENTRY], job[DUE] = SCHEDULED, 0, now_ceil + tonumber(ARGV[arg + 3])
@@ -47,7 +46,6 @@ for at, found in ipairs(fetch(members)) do
       put_outcomes[#put_outcomes + 1] = job.member
       put_outcomes[#put_outcomes + 1] = ARGV[arg + 5]
     end
-    dropped_progress[#dropped_progress + 1] = job.member
     put('retried', job, ARGV[arg + 6])
   end
 end

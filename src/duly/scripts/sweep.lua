@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- sweep: drop delivered stream entries that no running job stands behind.
+-- sweep: drop stream entries that no ready job stands behind.
 --
 -- moves    nothing
 -- uses     records
@@ -14,8 +14,8 @@ local found = redis.call('XRANGE', lane, after, '+', 'COUNT', limit)
 local members, ids = {}, {}
 for at, entry in ipairs(found) do members[at] = entry[2][2] end
 for at, job in ipairs(fetch(members)) do
-  local entry = tonumber(string.match(found[at][1], '^%d+'))
-  if not job or job[ENTRY] ~= entry or (job.state ~= READY and job.state ~= RUNNING) then
+  local entry = number_of(found[at][1])
+  if not job or job[ENTRY] ~= entry or job.state ~= READY then
     ids[#ids + 1] = found[at][1]
   end
 end

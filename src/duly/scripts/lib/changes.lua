@@ -7,43 +7,42 @@
 -- Each topic named in a call brings seven keys, in the order of its lanes: normal, high, low, callback, suspect, then wake,
 -- then callbacks, which all topics share.
 
-local WAKE, CALLBACKS, READERS, WAKE_TOKENS, CALL_TOKENS = 5, 6, 'duly', 16, 1000
+local WAKE, CALLBACKS, WAKE_TOKENS, CALL_TOKENS = 5, 6, 16, 1000
 local TOTALS = '>I8I8I8'  -- how the `about` of an event entry begins: when, rows and bytes up to and with it
 local first_key
-local put_count, lined_count
-local puts, put_bodies, dropped_bodies, put_outcomes, dropped_outcomes, dropped_progress = {}, {}, {}, {}, {}, {}
-local due_scores, unscheduled, earliest = {}, {}, nil
-local lease_scores, freed = {}, {}
-local lined_up, dropped_entries, woken, called = {}, {}, {}, {}
-local done_scores, dead_scores, undone, undead = {}, {}, {}, {}
+-- What every job adds to is kept from call to call, and only counted anew: a table that grows costs more than what is
+-- written into it.
+local puts, put_count, due_scores, due_count, earliest = {}, 0, {}, 0, nil
+local lease_scores, lease_count, freed, freed_count, done_scores, done_count = {}, 0, {}, 0, {}, 0
+local event_rows, event_verbs = {}, {}
+local put_bodies, dropped_bodies, put_outcomes, dropped_outcomes = {}, {}, {}, {}
+local unscheduled, dead_scores, undone, undead = {}, {}, {}, {}
+local lined_up, lined_count, dropped_entries, taken_upto, woken, called = {}, 0, {}, {}, {}, {}
 local counts, done_weight, dead_weight
 local stops, endings = {}, {}
-local event_verbs, event_rows = {}, {}
 
 local function begin()
-  first_key, put_count, lined_count, earliest, counts, done_weight, dead_weight = {}, 0, 0, nil, {}, 0, 0
-  if puts[1] then puts = {} end
+  first_key, earliest, counts, done_weight, dead_weight = {}, nil, {}, 0, 0
+  put_count, due_count, lease_count, freed_count, done_count, lined_count = 0, 0, 0, 0, 0, 0
   if put_bodies[1] then put_bodies = {} end
   if dropped_bodies[1] then dropped_bodies = {} end
   if put_outcomes[1] then put_outcomes = {} end
   if dropped_outcomes[1] then dropped_outcomes = {} end
-  if dropped_progress[1] then dropped_progress = {} end
-  if due_scores[1] then due_scores = {} end
   if unscheduled[1] then unscheduled = {} end
-  if lease_scores[1] then lease_scores = {} end
-  if freed[1] then freed = {} end
-  if lined_up[1] then lined_up = {} end
   if next(dropped_entries) then dropped_entries = {} end
+  if next(taken_upto) then taken_upto = {} end
   if next(woken) then woken = {} end
   if next(called) then called = {} end
-  if done_scores[1] then done_scores = {} end
   if dead_scores[1] then dead_scores = {} end
   if undone[1] then undone = {} end
   if undead[1] then undead = {} end
   if stops[1] then stops = {} end
   if endings[1] then endings = {} end
   if answered[1] then answered = {} end
-  if event_verbs[1] then event_verbs, event_rows = {}, {} end
+  if event_verbs[1] then
+    for _, verb in ipairs(event_verbs) do event_rows[verb].size = 0 end
+    event_verbs = {}
+  end
 end
 
 local function name_topic(topic, position)
@@ -67,16 +66,19 @@ end
 local function note(verb, member, head, reason)
   local group = event_rows[verb]
   if not group then
-    group = {size = 0, members = {}, heads = {}, reasons = false}
+    group = {size = 0, members = {}, heads = {}, reasons = {}}
     event_rows[verb] = group
-    event_verbs[#event_verbs + 1] = verb
   end
   local size = group.size + 1
+  if size == 1 then
+    event_verbs[#event_verbs + 1] = verb
+    group.told = false
+  end
   group.size, group.members[size], group.heads[size] = size, member, head
-  if reason then
-    group.reasons = group.reasons or {}
+  if reason or group.told then
+    for row = group.told and size or 1, size - 1 do group.reasons[row] = '' end
     -- A line break in a reason would make the whole entry unreadable.
-    group.reasons[size] = string.gsub(reason, '%c', ' ')
+    group.reasons[size], group.told = string.gsub(reason or '', '%c', ' '), true
   end
 end
 
@@ -101,9 +103,20 @@ local function put(verb, job, reason)
 end
 
 local function schedule(member, due_ms)
-  due_scores[#due_scores + 1] = due_ms
-  due_scores[#due_scores + 1] = member
+  due_count = due_count + 2
+  due_scores[due_count - 1], due_scores[due_count] = due_ms, member
   if not earliest or due_ms < earliest then earliest = due_ms end
+end
+
+-- Take the lease of a job that runs no longer, and what it said of its progress.
+local function let_go(member)
+  freed_count = freed_count + 1
+  freed[freed_count] = member
+end
+
+local function keep_done(member, until_ms)
+  done_count = done_count + 2
+  done_scores[done_count - 1], done_scores[done_count] = until_ms, member
 end
 
 -- Put a member on a stream under a number of its own.  The record keeps that number: any other entry is outdated.
@@ -118,9 +131,8 @@ local function line_up(member, topic, lane, entry)
   end
 end
 
--- Take the entry of a job off its stream, in the same script that stores the outcome.
+-- Take the entry of a job that waits off its stream.
 local function drop_entry(topic, lane, entry)
-  if entry == 0 then return end
   local key = stream(topic, lane)
   local ids = dropped_entries[key]
   if not ids then
@@ -146,18 +158,19 @@ local function call_deliverers(topic)
   if redis.call('LLEN', list) < CALL_TOKENS then redis.call('LPUSH', list, topic) end
 end
 
--- Reasons of the rows of one verb, a line for each.
-local function reasons_of(group)
-  if not group.reasons then return string.rep('\n', group.size - 1) end
-  for row = 1, group.size do group.reasons[row] = group.reasons[row] or '' end
-  return table.concat(group.reasons, '\n')
+-- The rows of one verb, a line for each of their members and reasons.
+local function rows_of(verb)
+  local group = event_rows[verb]
+  local size = group.size
+  local reasons = group.told and table.concat(group.reasons, '\n', 1, size) or string.rep('\n', size - 1)
+  return size, table.concat(group.members, '\n', 1, size), table.concat(group.heads, '', 1, size), reasons
 end
 
 -- Remove the oldest entries, up to and including the one with counter `last` at most; keep the newest.
 local function trim(oldest, last)
   local upto, at_rows, at_bytes, _
   for _, entry in ipairs(oldest) do
-    local counter = tonumber(string.match(entry[1], '^%d+'))
+    local counter = number_of(entry[1])
     if counter > last then break end
     upto = counter
     _, at_rows, at_bytes = decode(TOTALS, entry[2][2])
@@ -172,15 +185,12 @@ end
 local function emit(now_ms, nonce, worker)
   local verb = event_verbs[1]
   if not verb then return end
-  local group = event_rows[verb]
-  local size, verbs = group.size, string.format('%s %d', verb, group.size)
-  local members, heads = table.concat(group.members, '\n'), table.concat(group.heads)
-  local reasons = reasons_of(group)
+  local size, members, heads, reasons = rows_of(verb)
+  local verbs = string.format('%s %d', verb, size)
   for at = 2, #event_verbs do
-    group = event_rows[event_verbs[at]]
-    size, verbs = size + group.size, string.format('%s %s %d', verbs, event_verbs[at], group.size)
-    members, heads = members .. '\n' .. table.concat(group.members, '\n'), heads .. table.concat(group.heads)
-    reasons = reasons .. '\n' .. reasons_of(group)
+    local more, its_members, its_heads, its_reasons = rows_of(event_verbs[at])
+    size, verbs = size + more, string.format('%s %s %d', verbs, event_verbs[at], more)
+    members, heads, reasons = members .. '\n' .. its_members, heads .. its_heads, reasons .. '\n' .. its_reasons
   end
   local counter = (tonumber(shard[COUNTER]) or 0) + 1
   local row_total = (tonumber(shard[ROWS]) or 0) + size
@@ -203,9 +213,9 @@ local function emit(now_ms, nonce, worker)
 end
 
 local function add_due()
-  if #due_scores == 0 then return end
+  if due_count == 0 then return end
   local head = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
-  redis.call('ZADD', due, unpack(due_scores))
+  redis.call('ZADD', due, unpack(due_scores, 1, due_count))
   -- Sleepers read this stream from the last id they saw: no wake-up falls between look and sleep.
   if not head[2] or earliest < tonumber(head[2]) then
     redis.call('XADD', timer, 'MAXLEN', 1, '*', 'due_ms', earliest)
@@ -215,31 +225,36 @@ end
 local function commit(now_ms, nonce, worker)
   emit(now_ms, nonce, worker)
   if sequence ~= sequence_was then redis.call('HSET', meta, 'sequence', sequence) end
-  if #puts > 0 then redis.call('HSET', jobs, unpack(puts)) end
+  if put_count > 0 then redis.call('HSET', jobs, unpack(puts, 1, put_count)) end
   if #put_bodies > 0 then redis.call('HSET', bodies, unpack(put_bodies)) end
   if #put_outcomes > 0 then redis.call('HSET', outcomes, unpack(put_outcomes)) end
   if #answered > 0 then
     for name in pairs(write_replies()) do endings[#endings + 1] = name end
   end
-  for at = 1, #lined_up, 3 do
+  for at = 1, lined_count, 3 do
     redis.call('XADD', lined_up[at], string.format('%d-0', lined_up[at + 1]), 'job', lined_up[at + 2])
   end
   add_due()
-  if #lease_scores > 0 then redis.call('ZADD', leases, unpack(lease_scores)) end
-  if #done_scores > 0 then redis.call('ZADD', done, unpack(done_scores)) end
+  if lease_count > 0 then redis.call('ZADD', leases, unpack(lease_scores, 1, lease_count)) end
+  if done_count > 0 then redis.call('ZADD', done, unpack(done_scores, 1, done_count)) end
   if #dead_scores > 0 then redis.call('ZADD', dead, unpack(dead_scores)) end
 
   if #unscheduled > 0 then redis.call('ZREM', due, unpack(unscheduled)) end
-  if #freed > 0 then redis.call('ZREM', leases, unpack(freed)) end
+  if freed_count > 0 then
+    redis.call('ZREM', leases, unpack(freed, 1, freed_count))
+    -- Hardly anybody reports progress: one question instead of a name for each job.
+    if redis.call('EXISTS', progress) == 1 then redis.call('HDEL', progress, unpack(freed, 1, freed_count)) end
+  end
   if #undone > 0 then redis.call('ZREM', done, unpack(undone)) end
   if #undead > 0 then redis.call('ZREM', dead, unpack(undead)) end
   for key, ids in pairs(dropped_entries) do
     redis.call('XDEL', key, unpack(ids))
   end
+  for key, last in pairs(taken_upto) do
+    redis.call('XTRIM', key, 'MINID', string.format('%d-0', last + 1))
+  end
   if #dropped_bodies > 0 then redis.call('HDEL', bodies, unpack(dropped_bodies)) end
   if #dropped_outcomes > 0 then redis.call('HDEL', outcomes, unpack(dropped_outcomes)) end
-  -- Hardly anybody reports progress: one question instead of a name for each job.
-  if #dropped_progress > 0 and redis.call('EXISTS', progress) == 1 then redis.call('HDEL', progress, unpack(dropped_progress)) end
 
   for topic, of_topic in pairs(counts) do
     for state = SCHEDULED, CANCELLED do

@@ -49,10 +49,12 @@ local function finish(verb, job, topic, state, now_ms, keep_ms, outcome, reason)
   weigh_in(state, weigh(job, record, outcome))
   count(topic, was, -1)
   count(topic, state, 1)
-  local scores = state == DEAD and dead_scores or done_scores
-  local at = #scores
-  scores[at + 1], scores[at + 2] = now_ms + keep_ms, job.member
-  dropped_progress[#dropped_progress + 1] = job.member
+  if state == DEAD then
+    dead_scores[#dead_scores + 1] = now_ms + keep_ms
+    dead_scores[#dead_scores + 1] = job.member
+  else
+    keep_done(job.member, now_ms + keep_ms)
+  end
   say_ended(job.member, job[MARKS], outcome)
   -- The reply is told also what is not kept of the job itself.
   if body then reply(job.member, body, record, told) end
@@ -70,9 +72,9 @@ end
 
 -- Take a job off its stream; a run of it is told to stop.
 local function take_off(job, topic)
-  if job.state == READY or job.state == RUNNING then drop_entry(topic, lane_of(job), job[ENTRY]) end
+  if job.state == READY then drop_entry(topic, lane_of(job), job[ENTRY]) end
   if job.state == RUNNING then
-    freed[#freed + 1] = job.member
+    let_go(job.member)
     stops[#stops + 1] = job.member .. ' ' .. job[TOKEN]
   end
 end
@@ -82,7 +84,6 @@ local function displace(job, topic)
   take_off(job, topic)
   if job.state > RUNNING then revive(job, topic) else count(topic, job.state, -1) end
   dropped_outcomes[#dropped_outcomes + 1] = job.member
-  dropped_progress[#dropped_progress + 1] = job.member
 end
 
 -- Take an open job out of line for good; to finish it is the caller's.

@@ -39,6 +39,11 @@ local function topic_of(member)
   return cut(member, 1, (find(member, '/', 1, true) or #member + 1) - 1)
 end
 
+-- The number of a stream's entry, which is `<number>-0`.
+local function number_of(id)
+  return tonumber(cut(id, 1, -3))
+end
+
 -- As good as none.
 local NO_OPTIONS = encode(OPTIONS, 0, 0, UNKNOWN, 0, 0)
 
