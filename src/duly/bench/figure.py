@@ -18,6 +18,8 @@ class Figure:
     unit: str
     bound: float | None = None
     at_least: bool = True
+    least: float | None = None  #: of several runs, of which *value* is the median
+    most: float | None = None
 
     @property
     def kept(self) -> bool | None:

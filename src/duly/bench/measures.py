@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+import redis.asyncio
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -91,6 +93,32 @@ async def one_by_one(rig: Rig, sizes: Sizes) -> list[Figure]:
         Figure(
             "awaited enqueue, one by one", sizes.one_by_one / (time.perf_counter() - began), "jobs/s", 5_000
         )
+    ]
+
+
+async def bare(rig: Rig, sizes: Sizes) -> list[Figure]:
+    """
+    What redis-py does of itself in the same minutes: the measure of this machine.
+    """
+    store = await rig.app.store()
+    client = redis.asyncio.from_url(store.link.url)
+    value = PAD + PAD
+    began = time.perf_counter()
+    for n in range(sizes.one_by_one):
+        await client.set(f"bare:{n % 100}", value)
+    one = time.perf_counter() - began
+    began = time.perf_counter()
+    for at in range(0, sizes.jobs, 500):
+        pipeline = client.pipeline(transaction=False)
+        for n in range(at, at + 500):
+            pipeline.hset("bare", str(n), value)  # type: ignore[unused-awaitable]  # a pipeline collects
+            pipeline.zadd("bare:due", {str(n): n})  # type: ignore[unused-awaitable]
+        await pipeline.execute()
+    many = time.perf_counter() - began
+    await client.aclose()
+    return [
+        Figure("bare redis-py: SET, one by one", sizes.one_by_one / one, "calls/s"),
+        Figure("bare redis-py: HSET and ZADD in pipelines of 500", sizes.jobs / many, "jobs/s"),
     ]
 
 
@@ -268,6 +296,7 @@ MEASURES: dict[str, Callable[[Rig, Sizes], Awaitable[list[Figure]]]] = {
     "bulk": bulk,
     "awaited": awaited,
     "one-by-one": one_by_one,
+    "bare": bare,
     "lateness-500": lateness_500,
     "lateness-1000": lateness_1000,
     "sparse": sparse,

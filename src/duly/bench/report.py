@@ -9,16 +9,17 @@ import platform
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from duly.bench.figure import Figure
 from duly.bench.measures import MEASURES
 from duly.bench.rig import rig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from duly.bench.figure import Figure
     from duly.bench.measures import Sizes
 
 #: Slow, and hardly different from run to run.
@@ -31,22 +32,24 @@ async def measure(
     """
     The median of *runs* of each measure, each on an empty server.
     """
-    medians: list[Figure] = []
-    for name in names:
-        found: list[list[Figure]] = []
-        for _ in range(1 if name in ONCE else runs):
-            async with rig(url, record) as each:
-                await each.clear()
-                found.append(await MEASURES[name](each, sizes))
-        for same in zip(*found, strict=True):
-            value = statistics.median(figure.value for figure in same)
-            # What must never happen is not averaged away.
-            if same[0].bound == 0:
-                value = max(figure.value for figure in same)
-            medians.append(Figure(same[0].name, value, same[0].unit, same[0].bound, same[0].at_least))
-        print(".", end="", file=sys.stderr, flush=True)
+    found: dict[str, list[list[Figure]]] = {name: [] for name in names}
+    # In turns, so that a slow minute of the machine falls on one run of each and not on all runs of one.
+    for turn in range(runs):
+        for name in names:
+            if turn == 0 or name not in ONCE:
+                async with rig(url, record) as each:
+                    await each.clear()
+                    found[name].append(await MEASURES[name](each, sizes))
+                print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    return medians
+    return [_median(same) for name in names for same in zip(*found[name], strict=True)]
+
+
+def _median(same: Sequence[Figure]) -> Figure:
+    values = [figure.value for figure in same]
+    # What must never happen is not averaged away.
+    value = max(values) if same[0].bound == 0 else statistics.median(values)
+    return replace(same[0], value=value, least=min(values), most=max(values))
 
 
 def machine() -> dict[str, Any]:
@@ -86,11 +89,19 @@ def table(figures: Sequence[Figure]) -> str:
     """
     lines = []
     for figure in figures:
-        value = f"{figure.value:,.0f}" if abs(figure.value) >= 100 else f"{figure.value:,.2f}"
+        spread = ""
+        if figure.least is not None and figure.most is not None and figure.least < figure.most:
+            spread = f"({_short(figure.least)} to {_short(figure.most)})"
         bound = ""
         if figure.bound is not None:
             sign = "≥" if figure.at_least else "≤"
             verdict = "ok" if figure.kept else "MISSED"
             bound = f"{sign} {figure.bound:,g}  {verdict}"
-        lines.append(f"{figure.name:58} {value:>12} {figure.unit:10} {bound}")
+        lines.append(
+            f"{figure.name:58} {_short(figure.value):>12} {figure.unit:10} {spread:20} {bound}".rstrip()
+        )
     return "\n".join(lines)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.2f}"
