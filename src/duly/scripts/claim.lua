@@ -201,9 +201,10 @@ for step = 0, #names - 1 do
 end
 
 -- What is due goes to its stream; but where a slot is still free, nothing waits there, and it starts at once.
-local MOVED_AT_ONCE = 128
+-- A claim that took its fill of ready jobs moves a few only, so that none keeps the server busy for two.
+local MOVED_AT_ONCE, MOVED_AT_LEAST = 128, 16
 local numbers, used = nil, 0
-local unnamed = for_each_due(now, MOVED_AT_ONCE, tonumber(keep_ms), function(member, topic, record, due_ms)
+local unnamed = for_each_due(now, math.max(MOVED_AT_ONCE - taken, MOVED_AT_LEAST), tonumber(keep_ms), function(member, topic, record, due_ms)
   local position = place[topic]
   if free[position] > 0 and left > 0 and bytes > 0 and is_mine(position, floor(string.byte(record) / 8) % 4) then
     -- Its first run: all that there is to keep is what follows the mark.
