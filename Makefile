@@ -87,12 +87,18 @@ check: setup ## Lint, check format, types, import directions and script headers
 	$(BIN)/lint-imports
 	$(BIN)/pytest -q tests/unit/test_scripts.py
 
-# One after another: tests start real servers and kill processes, and lateness is measured.
+# Half of a test's time is spent waiting, so two files run side by side; what kills processes under load and looks at
+# the clock runs by itself.  Each part may be empty (exit code 5), when ARGS choose tests of the other.
+PYTEST := $(BIN)/pytest -q
+SIDE_BY_SIDE := -n 2 --dist loadfile
+
 test: setup ## Run the tests, without the long ones (ARGS='-k claim' for some of them)
-	$(BIN)/pytest -q $(ARGS)
+	$(PYTEST) $(SIDE_BY_SIDE) -m "not alone and not long" $(ARGS) || [ $$? = 5 ]
+	$(PYTEST) -m "alone and not long" $(ARGS) || [ $$? = 5 ]
 
 test-long: setup ## Run all tests, the long ones too
-	$(BIN)/pytest -q --long -m "long or not long" $(ARGS)
+	$(PYTEST) --long $(SIDE_BY_SIDE) -m "not alone" $(ARGS) || [ $$? = 5 ]
+	$(PYTEST) --long -m alone $(ARGS) || [ $$? = 5 ]
 
 demo: setup ## See it work: jobs run on time although a worker is killed (ARGS='--count 200')
 	$(BIN)/duly demo $(ARGS)

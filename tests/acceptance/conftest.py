@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if "acceptance" in item.path.parts:
+            item.add_marker(pytest.mark.alone)
             item.add_marker(pytest.mark.timeout(1_200 if config.getoption("--long") else 120))
             if sys.platform == "win32":
                 item.add_marker(pytest.mark.skip(reason="needs POSIX signals"))
