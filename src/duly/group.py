@@ -5,7 +5,7 @@ Group commit: what piles up while one call is under way leaves together in the n
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Sequence
@@ -15,6 +15,7 @@ Answer = TypeVar("Answer")
 
 MAX_JOBS = 250  #: of one call: about 3 ms of the server's time
 MAX_BYTES = 1024 * 1024
+HALF_AT_LEAST = 16  #: fewer are not worth a call of their own
 
 
 class Group(Generic[Item, Answer]):
@@ -22,6 +23,9 @@ class Group(Generic[Item, Answer]):
     Callers of one verb on one shard, sharing script calls.
 
     A batch never holds two items of the same key: scripts want their members distinct.
+
+    Many callers leave in two halves, and go on doing so: while the server works for one half, the other gets
+    its answers and asks for more.  In one batch they would wait for the server, and it for them, by turns.
     """
 
     def __init__(
@@ -37,7 +41,7 @@ class Group(Generic[Item, Answer]):
         self._size = size
         self._max_jobs = max_jobs
         self._waiting: list[tuple[Item, asyncio.Future[Answer]]] = []
-        self._sender: asyncio.Task[None] | None = None
+        self._senders: set[asyncio.Task[None]] = set()  #: two at most
         self._leading = False  #: a caller sends its own item itself
 
     def add(self, item: Item) -> asyncio.Future[Answer]:
@@ -47,15 +51,15 @@ class Group(Generic[Item, Answer]):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
         self._waiting.append((item, future))
-        if self._sender is None and not self._leading:
-            self._sender = loop.create_task(self._send_all())
+        if not self._senders and not self._leading:
+            self._start_sender()
         return future
 
     async def ask(self, item: Item) -> Answer:
         """
         Join the next batch and wait; a caller that meets nobody sends its item itself, which is quicker.
         """
-        if self._leading or self._sender is not None:
+        if self._leading or self._senders:
             return await self.add(item)
         self._leading = True
         try:
@@ -63,14 +67,21 @@ class Group(Generic[Item, Answer]):
         finally:
             self._leading = False
             # Who came meanwhile leaves together now.
-            if self._waiting:
-                self._sender = asyncio.get_running_loop().create_task(self._send_all())
+            if self._waiting and not self._senders:
+                self._start_sender()
         return answer
+
+    def _start_sender(self) -> None:
+        self._senders.add(asyncio.get_running_loop().create_task(self._send_all()))
 
     async def _send_all(self) -> None:
         try:
             while self._waiting:
-                batch = self._next_batch()
+                most = self._max_jobs
+                if len(self._senders) == 1 and len(self._waiting) >= 2 * HALF_AT_LEAST:
+                    most = min(most, len(self._waiting) // 2)
+                    self._start_sender()
+                batch = self._next_batch(most)
                 if not batch:
                     continue
                 try:
@@ -90,13 +101,13 @@ class Group(Generic[Item, Answer]):
                 # Those who have more to send leave together again, not the first of them alone.
                 await asyncio.sleep(0)
         finally:
-            self._sender = None
+            self._senders.remove(cast("asyncio.Task[None]", asyncio.current_task()))
             # Only a cancelled loop leaves callers behind; they must not wait for ever.
             for _, future in self._waiting:
                 future.cancel()
             self._waiting.clear()
 
-    def _next_batch(self) -> list[tuple[Item, asyncio.Future[Answer]]]:
+    def _next_batch(self, most: int) -> list[tuple[Item, asyncio.Future[Answer]]]:
         batch: list[tuple[Item, asyncio.Future[Answer]]] = []
         keys: set[Hashable] = set()
         size = taken = 0
@@ -104,7 +115,7 @@ class Group(Generic[Item, Answer]):
             if not future.done():
                 key = self._key(item)
                 size += self._size(item)
-                if key in keys or (batch and (size > MAX_BYTES or len(batch) >= self._max_jobs)):
+                if key in keys or (batch and (size > MAX_BYTES or len(batch) >= most)):
                     break
                 keys.add(key)
                 batch.append((item, future))

@@ -9,7 +9,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duly.group import MAX_BYTES, MAX_JOBS, Group, chunks
+from duly.group import HALF_AT_LEAST, MAX_BYTES, MAX_JOBS, Group, chunks
 
 
 class Wire:
@@ -69,6 +69,31 @@ async def test_callers_that_go_on_leave_together_again():
     await asyncio.gather(*map(call_thrice, "abcd"))
     # The very first one met nobody, and is a call ahead from then on.
     assert [1, 4, 4, 3] == sent
+
+
+async def test_many_callers_leave_in_two_halves_of_which_one_is_always_under_way():
+    sent, under_way, most = [], 0, 0
+
+    async def send(batch):
+        nonlocal under_way, most
+        sent.append(len(batch))
+        under_way += 1
+        most = max(most, under_way)
+        await settle()
+        under_way -= 1
+        return batch
+
+    callers = Group(send, key=str, size=len)
+
+    async def call_thrice(name):
+        for number in range(3):
+            await callers.add(f"{name}-{number}")
+
+    await asyncio.gather(*(call_thrice(name) for name in range(2 * HALF_AT_LEAST)))
+    assert [HALF_AT_LEAST] * 6 == sent
+    assert 2 == most
+    # Nobody is left behind by a sender that has just ended.
+    assert "late" == await callers.ask("late")
 
 
 async def test_callers_of_one_moment_share_the_first_call():
@@ -188,7 +213,8 @@ async def test_when_the_loop_is_shut_down_nobody_waits_for_ever():
     under_way = callers.add("a")
     await settle()
     waiting = callers.add("b")
-    callers._sender.cancel()
+    [sender] = callers._senders
+    sender.cancel()
     told = await asyncio.gather(under_way, waiting, return_exceptions=True)
     assert [asyncio.CancelledError] * 2 == [type(answer) for answer in told]
 
