@@ -1,7 +1,7 @@
 """
 How fast events get from the queue into the history, beside reading them with plain redis-py.
 
-python bench/spark/history.py --events 1000000
+python bench/spark/history.py --events 1000000 --json bench/spark/history.json
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import sys
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,20 +123,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--master", default="local[2]")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", type=Path, help="write the figures there, too")
     asked = parser.parse_args()
     figures = asyncio.run(measure(asked.events, asked.master))
     about = {**machine(), "events": asked.events, "master": asked.master}
-    if asked.json:
-        print(
-            json.dumps(
-                {"machine": about, "figures": [asdict(figure) | {"kept": figure.kept} for figure in figures]},
-                indent=1,
-            )
+    print(", ".join(f"{name} {value}" for name, value in about.items()))
+    print(table(figures))
+    if asked.json is not None:
+        found = [
+            {"name": figure.name, "value": round(figure.value, 2), "unit": figure.unit, "bound": figure.bound}
+            for figure in figures
+        ]
+        asked.json.write_text(
+            json.dumps({"machine": about, "figures": found}, indent=2, ensure_ascii=False) + "\n"
         )
-    else:
-        print(", ".join(f"{name} {value}" for name, value in about.items()))
-        print(table(figures))
     return 1 if any(figure.kept is False for figure in figures) else 0
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import logging
 import statistics
@@ -23,8 +24,10 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from duly import Duly
 from duly.bench.figure import Figure
 from duly.bench.report import machine, table
+from duly.newjob import new_job
 from duly.spark import session
 from duly.spark.work.driver import work
+from duly.store import Finish, Want
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,7 +40,7 @@ async def measure(spark: SparkSession, jobs: int, rows: int) -> float:
     """
     Jobs a second with an outcome each: one in a hundred fails and is tried again later.
     """
-    with tempfile.TemporaryDirectory(prefix="duly-bench-") as data:
+    with tempfile.TemporaryDirectory(prefix="duly-bench-", ignore_cleanup_errors=True) as data:
         app = Duly(namespace="bench", data=data, durability="everysec")
 
         @app.batch_handler("score", max_rows=rows)
@@ -56,7 +59,7 @@ async def measure(spark: SparkSession, jobs: int, rows: int) -> float:
             stop = asyncio.Event()
             begun = time.monotonic()
             driver = asyncio.create_task(work(app, spark, stop=stop))
-            while True:
+            while not driver.done():
                 [topic] = (await views.stats()).topics
                 if topic.counts["ready"] + topic.counts["running"] == 0:
                     break
@@ -65,6 +68,28 @@ async def measure(spark: SparkSession, jobs: int, rows: int) -> float:
             stop.set()
             await driver
     return jobs / seconds
+
+
+async def bare(jobs: int) -> float:
+    """
+    Jobs a second that one process claims and acks by the store alone: no Spark, no function, no waiting.
+    """
+    with tempfile.TemporaryDirectory(prefix="duly-bench-", ignore_cleanup_errors=True) as data:
+        async with Duly(namespace="bench", data=data, durability="everysec") as app:
+            store = await app.store()
+            payload = {"n": 1, "pad": PAD}
+            await app.enqueue_many(
+                new_job("score", payload, app.settings.limits).options(id=f"j{n}") for n in range(jobs)
+            )
+            begun = time.monotonic()
+            for number in itertools.count(1):
+                leases = (
+                    await store.claim(0, [Want("score", 500, 60_000)], worker="w", number=number)
+                ).leases
+                if not leases:
+                    break
+                await store.finish("ack", 0, [Finish(lease, 0, (b'{"twice":2}',)) for lease in leases])
+            return jobs / (time.monotonic() - begun)
 
 
 def main() -> None:
@@ -84,7 +109,10 @@ def main() -> None:
     spark = session(asked.master)
     asyncio.run(measure(spark, 2 * asked.rows, asked.rows))  # the first batches compile
     rates = [asyncio.run(measure(spark, asked.jobs, asked.rows)) for _ in range(asked.runs)]
-    figures = [Figure("batch handlers, an outcome for each job", statistics.median(rates), "jobs/s", GOAL)]
+    figures = [
+        Figure("claim and ack alone, one process", asyncio.run(bare(asked.jobs)), "jobs/s"),
+        Figure("batch handlers, an outcome for each job", statistics.median(rates), "jobs/s", GOAL),
+    ]
     spark.stop()
     print(table(figures))
     if asked.json is not None:

@@ -16,10 +16,10 @@ from duly.errors import LayoutMismatch, UsageError
 from duly.events import Event
 from duly.records import FIRST_HEAD, HEAD, Head
 from duly.spark.events.places import read_places, slices, write_places
-from duly.spark.events.schema import ARROW, EVENTS
+from duly.spark.events.schema import ARROW, EVENTS, PACKED, PACKED_ARROW
 from duly.spark.events.shards import Shards
 from duly.spark.events.source import EventOptions, EventsReader
-from duly.spark.events.unpacking import FIRST, FULL
+from duly.spark.events.unpacking import FIRST, FULL, batch_of, entries_of
 from tests.spark.happenings import Happenings
 
 
@@ -49,6 +49,7 @@ def test_the_columns_are_the_fields_of_an_event():
     ]
     assert fields == [(field.name, field.dataType.simpleString()) for field in EVENTS]
     assert EVENTS.names == ARROW.names
+    assert PACKED.names == PACKED_ARROW.names
 
 
 def test_heads_are_read_as_the_core_reads_them():
@@ -70,6 +71,18 @@ def test_rows_are_what_the_feed_tells(queue):
     found = reader(queue)
     end = found.latestOffset({}, ReadAllAvailable())
     assert [row_of(event) for event in events] == read(found, {}, end)
+
+
+def test_packed_entries_hold_the_same_rows(queue):
+    queue.live(60)
+    found = reader(queue, packed="true")
+    end = found.latestOffset({}, ReadAllAvailable())
+    rows = []
+    for part in found.partitions({}, end):
+        for packed in found.read(part):
+            assert PACKED_ARROW == packed.schema
+            rows += batch_of(part.shard, entries_of(packed)).to_pylist()
+    assert [row_of(event) for event in queue.events()] == rows
 
 
 def test_heads_of_jobs_that_never_ran_stand_beside_others_in_one_entry(queue):
@@ -129,6 +142,7 @@ def test_ranges_are_cut_without_a_hole():
         ({"url": "redis://x", "maxRow": "1"}, "no option 'maxrow'"),
         ({"url": "redis://x", "maxRows": "0"}, "whole number from 1 on"),
         ({"url": "redis://x", "failOnDataLoss": "maybe"}, "true or false"),
+        ({"url": "redis://x", "packed": "1"}, "packed is true or false, not '1'"),
     ],
 )
 def test_a_wrong_option_is_named(options, said):

@@ -58,7 +58,7 @@ def test_from_events_to_a_report(duly, queue, tmp_path):
     code, out, _ = duly("pipeline", "history", "--table", table, "--dry-run", "--json")
     assert 0 == json.loads(out)["behind"]
 
-    code, out, err = duly("pipeline", "ledger", "--table", table, "--json", server=False)
+    code, out, err = duly("pipeline", "ledger", "--table", table, "--json")
     ledger = json.loads(out)
     assert (0, True, 90, 0) == (
         code,
@@ -72,7 +72,7 @@ def test_from_events_to_a_report(duly, queue, tmp_path):
 
     page, files = tmp_path / "pages" / "report.html", tmp_path / "files"
     words = ("--table", table, "--html", str(page), "--out", str(files), "--format", "csv")
-    code, out, err = duly("pipeline", "report", *words, server=False)
+    code, out, err = duly("pipeline", "report", *words)
     assert 0 == code, err
     assert "Bad" in out
     assert "data:image/png" in page.read_text("utf-8")
@@ -90,7 +90,17 @@ def test_from_events_to_a_report(duly, queue, tmp_path):
     runs = {run["name"]: run for run in json.loads(out)["runs"]}
     assert {"events": events, "batches": 1} == runs["history"]["counts"]
     assert waiting == runs["forecast"]["counts"]["due"]
-    assert runs["history"]["error"] is None
+    assert ledger["totals"] == runs["ledger"]["counts"]
+    assert {"jobs", "late"} == runs["report"]["counts"].keys()
+    assert all(run["error"] is None for run in runs.values())
+
+
+def test_a_run_without_a_queue_is_noted_nowhere_and_goes_well(duly, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save(Story().tell("a", "enqueued", "claimed", "acked"), tmp_path / "history")
+    code, _, err = duly("pipeline", "ledger", "--table", "history", server=False)
+    assert (0, "Every job is accounted for.\n") == (code, err)
+    assert ["history"] == [path.name for path in tmp_path.iterdir()]
 
 
 def test_a_ledger_that_does_not_balance_is_a_no(duly, tmp_path):

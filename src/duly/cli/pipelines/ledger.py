@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from duly.cli.main import NO, OK
-from duly.cli.options import as_json, examples
+from duly.cli.noting import noted_if_there
+from duly.cli.options import as_json, examples, server
 from duly.cli.output import print_json, print_table, say
 from duly.cli.sparking import open_spark, spark_options, watched
 
@@ -23,22 +24,26 @@ if TYPE_CHECKING:
 )
 @click.option("--table", required=True, metavar="PATH", help="The history.")
 @spark_options
+@server
 @as_json
 def ledger(table: str, master: str | None, conf: tuple[str, ...], as_json: bool) -> int:
     """
     Compare, by the hour, the jobs that were accepted with those that ended or are still open.
 
-    Exits with 1 if there is a difference, or if jobs ended that no event says were accepted.
+    Exits with 1 if there is a difference, or if jobs ended that no event says were accepted. The queue is
+    asked nothing; if there is one, the run is noted for `duly stats`.
     """
     from duly.spark.history.reading import read_gaps, read_history
     from duly.spark.ledger import COUNTS, LEDGER
     from duly.spark.ledger import ledger as balance
 
-    spark = open_spark(master, conf)
-    with watched(spark, "ledger"):
-        rows = balance(read_history(spark, table)).collect()
-    gaps = read_gaps(table)
-    totals = {name: sum(row[name] for row in rows) for name in COUNTS}
+    with noted_if_there("ledger") as counts:
+        spark = open_spark(master, conf)
+        with watched(spark, "ledger"):
+            rows = balance(read_history(spark, table)).collect()
+        gaps = read_gaps(table)
+        totals = {name: sum(row[name] for row in rows) for name in COUNTS}
+        counts.update(totals)
     wrong = sum(1 for row in rows if row.difference)
     # Of jobs that were accepted before the history began, the beginning cannot be there.
     unexplained = 0 if gaps else totals["earlier"]

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from duly.cli.main import OK
-from duly.cli.options import DURATION, TIME, as_json, examples
+from duly.cli.noting import noted_if_there
+from duly.cli.options import DURATION, TIME, as_json, examples, server
 from duly.cli.output import print_json, print_table, say
 from duly.cli.sparking import open_spark, spark_options, watched
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     "--format", "kind", type=click.Choice(["parquet", "csv", "json"]), default="parquet", help="Of --out."
 )
 @spark_options
+@server
 @as_json
 def report(
     table: str,
@@ -60,7 +62,8 @@ def report(
     """
     Report from the history: lateness against the due time, error budget, failures, retries, run times.
 
-    The day before now, unless --from and --to say otherwise.
+    The day before now, unless --from and --to say otherwise. The queue is asked nothing; if there is one, the
+    run is noted for `duly stats`.
     """
     from datetime import UTC, datetime, timedelta
 
@@ -75,9 +78,12 @@ def report(
         slo_ms=round(slo.total_seconds() * 1000),
         goal=goal,
     )
-    spark = open_spark(master, conf)
-    with watched(spark, "report"):
-        found = make(spark, options)
+    with noted_if_there("report") as counts:
+        spark = open_spark(master, conf)
+        with watched(spark, "report"):
+            found = make(spark, options)
+        budget = found.tables["budget"]
+        counts.update(jobs=int(budget["jobs"].sum()), late=int(budget["late"].sum()))
     if html is not None:
         html.parent.mkdir(parents=True, exist_ok=True)
         html.write_text(found.html(), "utf-8")

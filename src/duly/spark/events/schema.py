@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from duly.events import Event
 
@@ -28,3 +28,15 @@ _TEXT = {name: _is_text(hint) for name, hint in get_type_hints(Event).items()}
 #: Every field of an event, under its own name: numbers are 64 bits wide, states and verbs are words.
 EVENTS = StructType([StructField(name, StringType() if text else LongType()) for name, text in _TEXT.items()])
 ARROW = pa.schema([(name, pa.string() if text else pa.int64()) for name, text in _TEXT.items()])
+
+_NUMBERS, _PARTS = ("shard", "counter"), ("about", "members", "heads", "reasons")
+#: One row for each entry of a stream, as the server keeps it: for who takes them apart elsewhere.
+PACKED = StructType(
+    [
+        *(StructField(name, LongType()) for name in _NUMBERS),
+        *(StructField(name, BinaryType()) for name in _PARTS),
+    ]
+)
+PACKED_ARROW = pa.schema(
+    [*((name, pa.int64()) for name in _NUMBERS), *((name, pa.binary()) for name in _PARTS)]
+)

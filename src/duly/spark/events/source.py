@@ -23,9 +23,9 @@ from duly.spark.events.places import (
     slices,
     write_places,
 )
-from duly.spark.events.schema import EVENTS
+from duly.spark.events.schema import EVENTS, PACKED
 from duly.spark.events.shards import PAGE_ROWS, Shards
-from duly.spark.events.unpacking import batch_of
+from duly.spark.events.unpacking import batch_of, packed_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -52,6 +52,7 @@ class EventOptions:
     max_rows: int = 1_000_000  #: of one batch, over all shards
     slices: int = 8  #: tasks that read one shard, at most
     fail_on_data_loss: bool = True
+    packed: bool = False  #: a row for each entry, as the server keeps it
     starting: str = ""  #: offsets as JSON, for who knows better than a checkpoint where to begin
 
     @classmethod
@@ -69,12 +70,13 @@ class EventOptions:
             "maxrows": "max_rows",
             "slices": "slices",
             "failondataloss": "fail_on_data_loss",
+            "packed": "packed",
             "startingoffsets": "starting",
         }
         for name in given.keys() - known.keys():
             raise UsageError(
                 f"duly.events has no option {name!r}; known are url, namespace, maxRows, slices, "
-                "failOnDataLoss, startingOffsets"
+                "failOnDataLoss, packed, startingOffsets"
             )
         if not given.get("url"):
             raise UsageError(
@@ -84,11 +86,9 @@ class EventOptions:
         for name in ("max_rows", "slices"):
             if name in values:
                 values[name] = _number(name, values[name])
-        if "fail_on_data_loss" in values:
-            word = values["fail_on_data_loss"].lower()
-            if word not in ("true", "false"):
-                raise UsageError(f"failOnDataLoss is true or false, not {word!r}")
-            values["fail_on_data_loss"] = word == "true"
+        for name, said in (("fail_on_data_loss", "failOnDataLoss"), ("packed", "packed")):
+            if name in values:
+                values[name] = _truth(said, values[name])
         return cls(**values)
 
 
@@ -96,6 +96,12 @@ def _number(name: str, text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise UsageError(f"{name} takes a whole number from 1 on, not {text!r}")
     return int(text)
+
+
+def _truth(name: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise UsageError(f"{name} is true or false, not {text!r}")
+    return text.lower() == "true"
 
 
 class Events(DataSource):
@@ -112,9 +118,9 @@ class Events(DataSource):
 
     def schema(self) -> StructType:
         """
-        The fields of an event.
+        The fields of an event, or the parts of an entry.
         """
-        return EVENTS
+        return PACKED if EventOptions.of(self.options).packed else EVENTS
 
     def streamReader(self, schema: StructType) -> EventsReader:  # noqa: ARG002, N802  # PySpark's names
         """
@@ -143,6 +149,7 @@ class EventsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: EventOptions) -> None:
         self._options = options
+        self._batch_of = packed_of if options.packed else batch_of
         self._target: dict[int, Entry | None] | None = None
 
     def _shards(self) -> Shards:
@@ -225,12 +232,12 @@ class EventsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 kept += page
                 rows += sum(entry.rows for entry in page)
                 if rows >= PAGE_ROWS:
-                    yield batch_of(part.shard, kept)
+                    yield self._batch_of(part.shard, kept)
                     kept, rows = [], 0
         if expected <= part.last:
             self._tell(EventsLost(part.shard, _before(part, expected), part.last + 1, TRIMMED))
         if kept:
-            yield batch_of(part.shard, kept)
+            yield self._batch_of(part.shard, kept)
 
     def _fits(self, part: Slice, expected: int, entry: Entry) -> bool:
         """

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from duly.events import ABOUT, Offset, Verb
 from duly.job import JobState, Lane
 from duly.records import FIRST_HEAD, HEAD, UNKNOWN, head_of
-from duly.spark.events.schema import ARROW
+from duly.spark.events.schema import ARROW, PACKED_ARROW
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,6 +65,7 @@ class Entry(NamedTuple):
     rows_total: int  #: rows of the stream up to and with this entry
     verbs: list[tuple[int, int]]  #: number of the verb, rows of it
     worker: str
+    about: bytes  #: what the fields above were read from
     members: bytes
     heads: bytes
     reasons: bytes
@@ -82,15 +83,41 @@ def entry_of(id_: bytes, fields: Sequence[bytes]) -> Entry:
     Read what an entry says of itself; its rows stay packed.
     """
     values = dict(zip(fields[::2], fields[1::2], strict=True))
-    about = values[b"about"]
+    parts = (values[b"about"], values[b"members"], values[b"heads"], values[b"reasons"])
+    return _entry(int(id_.partition(b"-")[0]), *parts)
+
+
+def packed_of(shard: int, entries: Sequence[Entry]) -> pa.RecordBatch:
+    """
+    Entries of one shard as they are, see `schema.PACKED`.
+    """
+    columns = {
+        "shard": pa.array(np.full(len(entries), shard, np.int64)),
+        "counter": pa.array([entry.offset.counter for entry in entries], pa.int64()),
+        **{
+            name: pa.array([getattr(entry, name) for entry in entries], pa.binary())
+            for name in ("about", "members", "heads", "reasons")
+        },
+    }
+    return pa.RecordBatch.from_arrays([columns[name] for name in PACKED_ARROW.names], schema=PACKED_ARROW)
+
+
+def entries_of(packed: pa.RecordBatch) -> list[Entry]:
+    """
+    The way back from `packed_of`.
+    """
+    names = ("counter", "about", "members", "heads", "reasons")
+    columns = [packed.column(name).to_pylist() for name in names]
+    return [_entry(*values) for values in zip(*columns, strict=True)]
+
+
+def _entry(counter: int, about: bytes, members: bytes, heads: bytes, reasons: bytes) -> Entry:
     at_ms, rows_total, _, nonce = ABOUT.unpack_from(about)
     epoch, counts, worker = about[ABOUT.size :].decode().split("\n", 2)
     words = counts.split(" ")
     verbs = [(_VERB_NUMBERS[word], int(size)) for word, size in zip(words[::2], words[1::2], strict=True)]
-    offset = Offset(epoch, int(id_.partition(b"-")[0]), nonce.hex())
-    return Entry(
-        offset, at_ms, rows_total, verbs, worker, values[b"members"], values[b"heads"], values[b"reasons"]
-    )
+    offset = Offset(epoch, counter, nonce.hex())
+    return Entry(offset, at_ms, rows_total, verbs, worker, about, members, heads, reasons)
 
 
 def batch_of(shard: int, entries: Sequence[Entry]) -> pa.RecordBatch:

@@ -115,7 +115,7 @@ def history(
         strict=options.fail_on_data_loss,
     )
     writer = (
-        _stream(spark, options, start)
+        _stream(spark, options, start, packed=True)
         .writeStream.foreachBatch(batches)
         .option("checkpointLocation", options.checkpoint_path)
     )
@@ -138,13 +138,16 @@ def behind(options: HistoryOptions) -> dict[int, int]:
     return found
 
 
-def _stream(spark: SparkSession, options: HistoryOptions, start: Places) -> DataFrame:
+def _stream(
+    spark: SparkSession, options: HistoryOptions, start: Places, *, packed: bool = False
+) -> DataFrame:
     reader = (
         spark.readStream.format("duly.events")
         .option("url", options.url)
         .option("namespace", options.namespace)
         .option("maxRows", options.max_rows)
         .option("failOnDataLoss", options.fail_on_data_loss)
+        .option("packed", packed)
     )
     if start:
         # For a checkpoint that got lost: what the table holds may be trimmed long since.

@@ -28,16 +28,21 @@ log = logging.getLogger("duly.batches")
 
 ALONE = 2  #: crashes after which a job is run without company
 Why = Literal["", "timeout", "drain"]
+_NONE: tuple[None, float] = (None, 0.0)
 
 
 class Held:
     """
     The leases that the heart extends, from its own thread.
+
+    Those claimed a moment ago are left out: most of their time is left, and most are over by the next beat.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lease_ms: int) -> None:
         self.meter: Any = None  #: as a crew sets it; batches are not measured job by job
-        self._leases: dict[str, Lease] = {}
+        # A heart beats three times in a lease: the first extension comes by the middle of it.
+        self._young_s = lease_ms / 6000
+        self._leases: dict[str, tuple[Lease, float]] = {}  #: and since when
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -47,8 +52,9 @@ class Held:
         """
         Extend these from now on.
         """
+        now_s = time.monotonic()
         with self._lock:
-            self._leases.update((lease.key.member, lease) for lease in leases)
+            self._leases.update((lease.key.member, (lease, now_s)) for lease in leases)
 
     def drop(self, leases: Iterable[Lease]) -> None:
         """
@@ -56,16 +62,25 @@ class Held:
         """
         with self._lock:
             for lease in leases:
+                member = lease.key.member
                 # It may have been lost, and claimed anew by a later batch.
-                if self._leases.get(lease.key.member) is lease:
-                    del self._leases[lease.key.member]
+                if self._leases.get(member, _NONE)[0] is lease:
+                    del self._leases[member]
 
     def held(self) -> list[Lease]:
         """
         The leases to extend.
         """
+        before_s = time.monotonic() - self._young_s
         with self._lock:
-            return list(self._leases.values())
+            return [lease for lease, since_s in self._leases.values() if since_s <= before_s]
+
+    def all(self) -> list[Lease]:
+        """
+        Every lease.
+        """
+        with self._lock:
+            return [lease for lease, _ in self._leases.values()]
 
 
 class Batch:
@@ -79,6 +94,7 @@ class Batch:
         self.handler = handler
         self.leases = leases
         self.given_up: Why = ""
+        self.wrong = ""  #: why the function gave no answer
         self.ttr_ms = max(lease.ttr_ms for lease in leases)
         self._spark = spark
         self._sent_s = sent_s
@@ -116,7 +132,9 @@ class Batch:
     def _unanswered(self, leases: list[Lease], error: Exception) -> Endings:
         if self.given_up == "drain":
             return released(leases)
-        log.warning("%s: the batch failed: %s", self.handler.topic, type(error).__name__)
+        # Not its words: they may hold what is in a payload.
+        self.wrong = f"{self.handler.topic}: the batch failed: {type(error).__name__}"
+        log.warning("%s", self.wrong)
         return failed(self.handler, leases, error, self._late_ms)
 
     def is_over(self, now_s: float) -> bool:

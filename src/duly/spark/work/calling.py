@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from duly.job import Lease
     from duly.services.threads import Threads
 
+#: Tables below so many bytes become a part of the plan: the planner evaluates what it can of the function by
+#: itself, in one thread and row by row.  With 20,000 rows, tasks took half the time.
+LOCAL_BYTES = "spark.sql.execution.arrow.localRelationThreshold"
+MANY_ROWS = 1_000
+
 
 class Call:
     """
@@ -83,7 +88,7 @@ class Call:
         handler, spark = self._handler, self._spark
         spark.sparkContext.addJobTag(self._tag)
         try:
-            answer = handler.fn(spark.createDataFrame(frame_of(self._leases)))
+            answer = handler.fn(self._frame())
             if not isinstance(answer, DataFrame):
                 raise WrongAnswer(
                     f"the batch handler of {handler.topic} returned {type(answer).__name__}, not a DataFrame"
@@ -92,6 +97,17 @@ class Call:
             return answer.select(*_columns(answer)).toArrow()
         finally:
             spark.sparkContext.removeJobTag(self._tag)
+
+    def _frame(self) -> DataFrame:
+        spark, rows = self._spark, frame_of(self._leases)
+        if rows.num_rows < MANY_ROWS:
+            return spark.createDataFrame(rows)
+        before = spark.conf.get(LOCAL_BYTES)
+        spark.conf.set(LOCAL_BYTES, "0")
+        try:
+            return spark.createDataFrame(rows)
+        finally:
+            spark.conf.set(LOCAL_BYTES, str(before))
 
 
 def _columns(answer: DataFrame) -> list[Column]:

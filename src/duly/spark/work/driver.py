@@ -4,14 +4,15 @@ The driver: a crew whose worker runs batches, until it is told to stop.
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from duly.errors import UsageError
+from duly.spark.work.notes import Notes
 from duly.spark.work.worker import BatchWorker
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Sequence
 
     from pyspark.sql import SparkSession
@@ -36,10 +37,21 @@ async def work(
         WornOut: A function does not stop although its time is over: the process should be started anew.
     """
     known = batch_topics(app, topics)
-    await app.store()
+    store = await app.store()
     # A crew asks nothing else of its worker than what this one has.
     kind = cast("type[Worker]", partial(BatchWorker, spark=spark))
-    await app.crew(app.settings, topics=known, stalled=stalled, worker=kind).run(stop)
+    crew = app.crew(app.settings, topics=known, stalled=stalled, worker=kind)
+    notes = Notes(store, cast("BatchWorker", crew.worker))
+    noting = asyncio.create_task(notes.keep())
+    try:
+        await crew.run(stop)
+    except Exception as error:
+        notes.wrong = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        noting.cancel()
+        await asyncio.gather(noting, return_exceptions=True)
+        await notes.note()
 
 
 def batch_topics(app: Duly, topics: Sequence[str] | None = None) -> list[str]:

@@ -10,10 +10,10 @@ import random
 from typing import TYPE_CHECKING
 
 from duly.errors import DulyError
-from duly.group import chunks
+from duly.group import MAX_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from duly.store import Ending, Finish, Store
 
@@ -44,15 +44,16 @@ class Saver:
             for finish in finishes:
                 by_shard.setdefault(finish.lease.shard, []).append(finish)
             for shard, mine in by_shard.items():
-                parts = chunks(mine, key=_key, size=_size, max_jobs=PER_CALL)
-                calls += [self._send(verb, shard, part) for part in parts]
+                calls += [self._send(verb, shard, part) for part in _parts(mine)]
         stored, lost = 0, []
-        for words in await asyncio.gather(*calls):
-            stored += sum(word == b"ok" for _, word in words)
-            lost += [finish for finish, word in words if word != b"ok"]
+        for chunk, words in await asyncio.gather(*calls):
+            ok = words.count(b"ok")
+            stored += ok
+            if ok < len(words):
+                lost += [finish for finish, word in zip(chunk, words, strict=True) if word != b"ok"]
         return stored, lost
 
-    async def _send(self, verb: Ending, shard: int, chunk: list[Finish]) -> list[tuple[Finish, bytes]]:
+    async def _send(self, verb: Ending, shard: int, chunk: list[Finish]) -> tuple[list[Finish], list[bytes]]:
         pause_s = FIRST_PAUSE_S
         async with self._room:
             while True:
@@ -64,12 +65,19 @@ class Saver:
                     await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
                     pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 else:
-                    return list(zip(chunk, words, strict=True))
+                    return chunk, words
 
 
-def _key(finish: Finish) -> str:
-    return finish.lease.key.id
-
-
-def _size(finish: Finish) -> int:
-    return sum(len(part) for part in finish.own if isinstance(part, bytes))
+def _parts(finishes: list[Finish]) -> Iterator[list[Finish]]:
+    """
+    Cut outcomes of different jobs into what one script call may take.
+    """
+    begin = size = 0
+    for at, (_, _, own) in enumerate(finishes):
+        more = sum([len(part) for part in own if type(part) is bytes])
+        if at - begin == PER_CALL or (size + more > MAX_BYTES and at > begin):
+            yield finishes[begin:at]
+            begin, size = at, 0
+        size += more
+    if finishes:
+        yield finishes[begin:]

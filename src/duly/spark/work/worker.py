@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import socket
 import time
@@ -16,23 +17,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from duly.errors import DulyError
 from duly.services.threads import Threads
 from duly.services.worker import WornOut, worker_name
 from duly.spark.work.batch import Batch, Held
+from duly.spark.work.claiming import WAITING, Claims
 from duly.spark.work.outcomes import released
 from duly.spark.work.saving import Saver
-from duly.store import Want
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pyspark.sql import SparkSession
 
     from duly.batchhandler import BatchHandler
     from duly.handlers import Handlers
     from duly.job import Lease
     from duly.services.outlook import Outlook
+    from duly.spark.work.claiming import Gathered
     from duly.spark.work.outcomes import Endings
     from duly.store import Store
 
@@ -40,9 +39,6 @@ log = logging.getLogger("duly.batches")
 
 SWEEP_S = 0.2
 SETTLE_S = 5.0  #: how long what was given up may take to come back
-#: Jobs that are run together with one that has a crash behind it: if it crashes the driver again, so many
-#: share its fate, and each of those is then run alone.  The thousands of a killed driver come back soon.
-SUSPECTS = 100
 
 
 class BatchWorker:
@@ -66,120 +62,115 @@ class BatchWorker:
         **_others: Any,
     ) -> None:
         self.name = worker_name()
-        self.running = Held()
-        self.claimed = 0
+        self.running = Held(store.lease_ms)
+        self.batches = 0
         self.finished = 0
         self.fenced = 0
+        self.wrong: str | None = None  #: with the last batch that was not as it should be
         self._spark = spark
         self._store = store
-        self._outlooks = outlooks
         self._handlers = [each for each in handlers.batches() if topics is None or each.topic in topics]
         self._block_s = block_s
         self._grace_s = grace_s
-        self._role = role
-        self._number = 0
         self._turn = 0
         self._next_s: dict[str, float] = {}  #: when a batch of the topic may begin
+        self._took_s: dict[str, float] = {}  #: how long the last batch of a topic ran
+        self._ahead: Gathered | None = None  #: claimed, and waits for the batch that runs
+        self._claims = Claims(store, outlooks, self.running, worker=self.name, role=role)
         self._saver = Saver(store)
         self._threads = Threads()
         self._batch: Batch | None = None
         self._task: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
         self._stopping = False
-        self._claiming = False
 
     # -- claiming -----------------------------------------------------------------------------------------
 
     async def run_once(self) -> int:
         """
-        Begin a batch, or wait for the one that runs, or for work; never for long.
+        Begin a batch, or claim the next one while it runs, or wait for either or for work; never for long.
 
         Raises:
             WornOut: A function that was given up does not come back.
         """
         if self._task is not None:
-            await asyncio.wait([self._task], timeout=self._block_s)
-            if self._task.done():
-                task, self._task = self._task, None
-                task.result()
-            return 0
+            return await self._meanwhile(self._task)
         if self._stopping:
             await asyncio.sleep(self._block_s)
             return 0
-        wait_s = self._block_s
-        for handler in self._in_turn():
-            if (early_s := self._next_s.get(handler.topic, 0.0) - time.monotonic()) > 0:
-                wait_s = min(wait_s, early_s)
-                continue
-            begun_s = time.monotonic()
-            if leases := await self._gather(handler):
-                if len(leases) < handler.max_rows:
-                    # A backlog does not wait; a trickle is given time to become a batch.
-                    self._next_s[handler.topic] = begun_s + handler.every_s
-                self._batch = Batch(self._spark, handler, leases, begun_s)
-                self._task = asyncio.get_running_loop().create_task(self._run(self._batch))
-                return len(leases)
-        if wait_s < self._block_s:
+        gathered, self._ahead = self._ahead, None
+        if gathered is None:
+            gathered = await self._gather()
+        elif not gathered.is_full:
+            await self._claims.fill(gathered)
+        if gathered is not None:
+            self._begin(gathered)
+            return len(gathered.leases)
+        if (wait_s := self._early_s()) < self._block_s:
             await asyncio.sleep(wait_s)
         else:
             await self._store.wait([handler.topic for handler in self._handlers], self._block_s)
         return 0
+
+    async def _meanwhile(self, task: asyncio.Task[None]) -> int:
+        """
+        Claim the next batch while one runs, if there is a backlog and it will not have to wait for long.
+        """
+        claimed = 0
+        if self._ahead is None and self._may_claim_ahead() and (gathered := await self._gather()):
+            self._ahead = gathered
+            claimed = len(gathered.leases)
+        await asyncio.wait([task], timeout=self._block_s)
+        if task.done():
+            self._task = None
+            task.result()
+        elif (ahead := self._ahead) and time.monotonic() > ahead.begun_s + ahead.patience_s:
+            # This one takes longer than the last: others may be free to run them.
+            self._ahead = None
+            if self._batch is not None:
+                self._took_s[self._batch.handler.topic] = math.inf
+            await self._give_back(list(ahead.leases.values()))
+        return claimed
+
+    def _may_claim_ahead(self) -> bool:
+        batch = self._batch
+        if batch is None or self._stopping or len(batch.leases) < batch.handler.max_rows:
+            # A trickle waits, and becomes one batch instead of two.
+            return False
+        return self._took_s.get(batch.handler.topic, 0.0) < WAITING * batch.ttr_ms / 1000
+
+    async def _gather(self) -> Gathered | None:
+        """
+        Claim jobs of the first topic, in turn, that may have a batch now and has jobs.
+        """
+        for handler in self._in_turn():
+            if self._next_s.get(handler.topic, 0.0) > time.monotonic():
+                continue
+            gathered = await self._claims.gather(handler)
+            if gathered.leases:
+                return gathered
+        return None
+
+    def _early_s(self) -> float:
+        """
+        How long it is until a topic may have its next batch.
+        """
+        now_s = time.monotonic()
+        early = [next_s - now_s for next_s in self._next_s.values() if next_s > now_s]
+        return min([self._block_s, *early])
 
     def _in_turn(self) -> list[BatchHandler]:
         self._turn += 1
         turn = self._turn % max(len(self._handlers), 1)
         return self._handlers[turn:] + self._handlers[:turn]
 
-    async def _gather(self, handler: BatchHandler) -> list[Lease]:
-        """
-        Claim a batch: as much as there is, up to the handler's limit; little if there are suspects in it.
-        """
-        leases: dict[str, Lease] = {}
-        self._claiming = True
-        try:
-            for shard in self._shard_order():
-                while len(leases) < handler.max_rows and not self._stopping:
-                    room = handler.max_rows - len(leases)
-                    fresh = await self._claim(shard, handler, room, first=not leases)
-                    leases.update((lease.key.id, lease) for lease in fresh)
-                    self.running.hold(fresh)
-                    if not fresh or any(lease.crashes for lease in fresh):
-                        break
-                if any(lease.crashes for lease in leases.values()):
-                    break
-        except DulyError as error:
-            if not leases:
-                raise
-            log.warning("claimed only a part of a batch of %s: %s", handler.topic, error)
-        finally:
-            self._claiming = False
-        self.claimed += len(leases)
-        return list(leases.values())
-
-    def _shard_order(self) -> list[int]:
-        # Each batch begins with another one, so that the suspects of none starve.
-        shards = list(range(self._store.shards))
-        turn = self._turn % len(shards)
-        return shards[turn:] + shards[:turn]
-
-    async def _claim(self, shard: int, handler: BatchHandler, free: int, *, first: bool) -> Sequence[Lease]:
-        self._number += 1
-        sent_s = time.monotonic()
-        claimed = await self._store.claim(
-            shard,
-            [Want(handler.topic, free, handler.ttr_ms)],
-            worker=self.name,
-            number=self._number,
-            limit=min(free, SUSPECTS) if first else free,
-            suspects=SUSPECTS if first else 0,
-            timer=self.name,
-            role=self._role,
-        )
-        self._outlooks[shard].note(claimed.look, sent_s)
-        if claimed.look.unnamed:
-            # Due jobs of topics that others serve: put them within reach of those.
-            await self._store.promote(shard, claimed.look.unnamed)
-        return claimed.leases
+    def _begin(self, gathered: Gathered) -> None:
+        handler, leases = gathered.handler, list(gathered.leases.values())
+        if len(leases) < handler.max_rows:
+            # A backlog does not wait; a trickle is given time to become a batch.
+            self._next_s[handler.topic] = gathered.begun_s + handler.every_s
+        self._batch = Batch(self._spark, handler, leases, gathered.begun_s)
+        self._task = asyncio.get_running_loop().create_task(self._run(self._batch))
 
     def claim_now(self) -> bool:
         """
@@ -193,7 +184,9 @@ class BatchWorker:
         """
         Run a batch, and begin to store its outcomes once those of the batch before it are stored.
         """
+        begun_s = time.monotonic()
         endings = await batch.run(self._threads)
+        self._took_s[batch.handler.topic] = time.monotonic() - begun_s
         self._batch = None
         if self._saving is not None:
             await self._saving
@@ -203,7 +196,9 @@ class BatchWorker:
     async def _save(self, batch: Batch, endings: Endings) -> None:
         stored, lost = await self._saver.save(endings.by_verb)
         self.running.drop(batch.leases)
+        self.batches += 1
         self.finished += stored
+        self.wrong = batch.wrong or (endings.wrong[0] if endings.wrong else None) or self.wrong
         self.fenced += len(lost)
         batch.tell(endings, lost)
 
@@ -237,7 +232,10 @@ class BatchWorker:
         """
         Stop claiming, let the batch finish within the grace, and give it back if it does not.
         """
-        self._stopping = True
+        self._stopping = self._claims.stopping = True
+        if (ahead := self._ahead) is not None:
+            self._ahead = None
+            await self._give_back(list(ahead.leases.values()))
         deadline_s = time.monotonic() + self._grace_s
         while self._busy() and time.monotonic() < deadline_s:
             await self._settle(deadline_s - time.monotonic())
@@ -247,20 +245,23 @@ class BatchWorker:
         """
         Give back what still runs, uncounted, and see that all else is stored.
         """
-        self._stopping = True
+        self._stopping = self._claims.stopping = True
         if self._batch is not None:
             self._batch.give_up(self._threads, "drain")
         deadline_s = time.monotonic() + SETTLE_S
         while self._busy() and time.monotonic() < deadline_s:
             await self._settle(deadline_s - time.monotonic())
-        if left := self.running.held():
+        if left := self.running.all():
             # Claimed, and not begun.
-            await self._saver.save(released(left).by_verb)
-            self.running.drop(left)
+            await self._give_back(left)
+
+    async def _give_back(self, leases: list[Lease]) -> None:
+        await self._saver.save(released(leases).by_verb)
+        self.running.drop(leases)
 
     def _busy(self) -> bool:
         tasks = (self._task, self._saving)
-        return self._claiming or any(task is not None and not task.done() for task in tasks)
+        return self._claims.under_way or any(task is not None and not task.done() for task in tasks)
 
     async def _settle(self, within_s: float) -> None:
         tasks = [task for task in (self._task, self._saving) if task is not None and not task.done()]
@@ -268,6 +269,12 @@ class BatchWorker:
             await asyncio.wait(tasks, timeout=max(within_s, 0), return_when=asyncio.FIRST_COMPLETED)
         else:
             await asyncio.sleep(0.01)
+
+    def counts(self) -> dict[str, int]:
+        """
+        What it did since its start.
+        """
+        return {"batches": self.batches, "jobs": self.finished, "lost": self.fenced}
 
     def about(self) -> bytes:
         """
@@ -280,7 +287,7 @@ class BatchWorker:
                 "topics": [handler.topic for handler in self._handlers],
                 "concurrency": max((handler.max_rows for handler in self._handlers), default=0),
                 "running": len(self.running),
-                "claimed": self.claimed,
+                "claimed": self._claims.total,
                 "finished": self.finished,
                 "fenced": self.fenced,
             }

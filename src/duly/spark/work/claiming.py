@@ -1,0 +1,141 @@
+"""
+Jobs for the next batch: claimed while the batch before it runs, if those are quick.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from duly.errors import DulyError
+from duly.store import Want
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from duly.batchhandler import BatchHandler
+    from duly.job import Lease
+    from duly.services.outlook import Outlook
+    from duly.spark.work.batch import Held
+    from duly.store import Store
+
+log = logging.getLogger("duly.batches")
+
+#: Jobs that are run together with one that has a crash behind it: if it crashes the driver again, so many
+#: share its fate, and each of those is then run alone.  The thousands of a killed driver come back soon.
+SUSPECTS = 100
+#: The time to run counts from the claim: claimed jobs wait for no more than this part of it.
+WAITING = 0.1
+
+
+@dataclass(slots=True)
+class Gathered:
+    """
+    Jobs that are to run together.
+    """
+
+    handler: BatchHandler
+    begun_s: float  #: when the first of them was asked for
+    leases: dict[str, Lease] = field(default_factory=dict)
+    suspect: bool = False  #: one of them has a crash behind it
+
+    @property
+    def is_full(self) -> bool:
+        """
+        Whether no more may join: there are many, or a suspect is among them.
+        """
+        return self.suspect or len(self.leases) >= self.handler.max_rows
+
+    def add(self, leases: Sequence[Lease]) -> None:
+        """
+        Let jobs join.
+        """
+        self.leases.update((lease.key.id, lease) for lease in leases)
+        self.suspect = self.suspect or any(lease.crashes for lease in leases)
+
+    @property
+    def patience_s(self) -> float:
+        """
+        How long they may wait for a batch that runs.
+        """
+        return WAITING * self.handler.ttr_ms / 1000
+
+
+class Claims:
+    """
+    Claims batches for a worker, from all shards.
+    """
+
+    def __init__(self, store: Store, outlooks: list[Outlook], held: Held, *, worker: str, role: str) -> None:
+        self.total = 0  #: jobs
+        self.under_way = False
+        self.stopping = False
+        self._store = store
+        self._outlooks = outlooks
+        self._held = held
+        self._worker = worker
+        self._role = role
+        self._number = 0
+        self._turn = 0
+
+    async def gather(self, handler: BatchHandler) -> Gathered:
+        """
+        Claim a batch: as much as there is, up to the handler's limit; little if there are suspects in it.
+        """
+        gathered = Gathered(handler, time.monotonic())
+        await self.fill(gathered)
+        return gathered
+
+    async def fill(self, gathered: Gathered) -> None:
+        """
+        Claim what still fits into a batch.
+        """
+        before = len(gathered.leases)
+        self.under_way = True
+        try:
+            for shard in self._shard_order():
+                await self._fill_from(shard, gathered)
+        except DulyError as error:
+            if not gathered.leases:
+                raise
+            log.warning("claimed only a part of a batch of %s: %s", gathered.handler.topic, error)
+        finally:
+            self.under_way = False
+            self.total += len(gathered.leases) - before
+
+    async def _fill_from(self, shard: int, gathered: Gathered) -> None:
+        while not gathered.is_full and not self.stopping:
+            room = gathered.handler.max_rows - len(gathered.leases)
+            fresh = await self._claim(shard, gathered.handler, room, first=not gathered.leases)
+            self._held.hold(fresh)
+            gathered.add(fresh)
+            if not fresh:
+                break
+
+    def _shard_order(self) -> list[int]:
+        # Each batch begins with another one, so that the suspects of none starve.
+        self._turn += 1
+        shards = list(range(self._store.shards))
+        turn = self._turn % len(shards)
+        return shards[turn:] + shards[:turn]
+
+    async def _claim(self, shard: int, handler: BatchHandler, free: int, *, first: bool) -> Sequence[Lease]:
+        self._number += 1
+        sent_s = time.monotonic()
+        claimed = await self._store.claim(
+            shard,
+            [Want(handler.topic, free, handler.ttr_ms)],
+            worker=self._worker,
+            number=self._number,
+            limit=min(free, SUSPECTS) if first else free,
+            suspects=SUSPECTS if first else 0,
+            timer=self._worker,
+            role=self._role,
+        )
+        self._outlooks[shard].note(claimed.look, sent_s)
+        if claimed.look.unnamed:
+            # Due jobs of topics that others serve: put them within reach of those.
+            await self._store.promote(shard, claimed.look.unnamed)
+        return claimed.leases
