@@ -36,7 +36,7 @@ async def work(
         WornOut: A function does not stop although its time is over: the process should be started anew.
     """
     known = batch_topics(app, topics)
-    await app.store()
+    await app.queue()
     # A crew asks nothing else of its worker than what this one has.
     kind = cast("type[Worker]", partial(BatchWorker, spark=spark))
     await app.crew(app.settings, topics=known, stalled=stalled, worker=kind).run(stop)
