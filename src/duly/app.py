@@ -294,7 +294,7 @@ class Duly:
             if session is None:
                 placed = await (await self.queue()).enqueue(order)
             else:
-                placed = await (await self.record()).enqueue(order, session=session)
+                placed = await (await self.promises()).enqueue(order, session=session)
         except OutcomeUnknown as error:
             if job.id is not None:
                 raise
@@ -336,7 +336,7 @@ class Duly:
         if session is None:
             answers = await (await self.queue()).enqueue_many(orders())
         else:
-            answers = await (await self.record()).enqueue_many(orders(), session=session)
+            answers = await (await self.promises()).enqueue_many(orders(), session=session)
         for position, answer in zip(positions, answers, strict=True):
             outcomes[position] = (
                 answer if isinstance(answer, DulyError) else JobHandle(self, answer.key, answer)
@@ -642,7 +642,9 @@ class Duly:
             ServerUnsuitable, LayoutMismatch: It does not fit.
         """
         backend = await self._backend()
-        if self._record is None and isinstance(backend, Store):
+        if self._record is not None:
+            await self._record.agreed()
+        elif isinstance(backend, Store):
             await self._need_no_record(backend)
         return self._record or backend
 
@@ -658,7 +660,20 @@ class Duly:
 
     async def record(self) -> WholeRecord:
         """
-        The connected record.
+        The connected record, compared with the queue.
+
+        Raises:
+            UsageError: There is none.
+            StoreUnavailable, RecordUnavailable: Server or database cannot be reached.
+            ServerUnsuitable, LayoutMismatch: One of them does not fit.
+        """
+        record = await self.promises()
+        await record.agreed()
+        return record
+
+    async def promises(self) -> WholeRecord:
+        """
+        The connected record for who writes rows in a transaction of its own, and nothing besides.
 
         Raises:
             UsageError: There is none.

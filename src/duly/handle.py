@@ -91,7 +91,7 @@ class JobHandle(Generic[R_co]):
         if session is None:
             [state] = await (await self._app.queue()).cancel([self.key])
         else:
-            [state] = await (await self._app.record()).cancel([self.key], session=session)
+            [state] = await (await self._app.promises()).cancel([self.key], session=session)
         if state is None:
             msg = f"there is no job {self.key}: it was pruned, or never was"
             raise JobNotFound(msg)
@@ -124,7 +124,7 @@ class JobHandle(Generic[R_co]):
         if session is None:
             queue = await self._app.queue()
             return await queue.reschedule(self.key, delay_ms=delay_ms, due_ms=due_ms, revision=revision)
-        record = await self._app.record()
+        record = await self._app.promises()
         return await record.reschedule(
             self.key, delay_ms=delay_ms, due_ms=due_ms, revision=revision, session=session
         )
@@ -142,7 +142,7 @@ class JobHandle(Generic[R_co]):
         if session is None:
             [answer] = await (await self._app.queue()).requeue([self.key])
         else:
-            [answer] = await (await self._app.record()).requeue([self.key], session=session)
+            [answer] = await (await self._app.promises()).requeue([self.key], session=session)
         if isinstance(answer, Exception):
             raise answer
         return answer

@@ -218,6 +218,16 @@ async def test_a_rollback_leaves_nothing_and_a_commit_is_a_promise(app, relay, s
     await eventually(lambda: relay.hints > 0)
 
 
+async def test_a_first_call_in_a_transaction_that_has_written_waits_for_nobody(app, engine):
+    # Compared with the queue, the record is written to: SQLite would wait for this very transaction.
+    with engine.begin() as connection:
+        connection.execute(insert(orders).values(number=1))
+        await app.enqueue("mail", 1, id="a", session=connection)
+        assert None is (await app.promises()).generation()
+    assert [("a", 0)] == [(row.id, row.generation) for row in await rows(app)]
+    assert 1 == (await app.promises()).generation()
+
+
 async def test_nobody_is_told_before_the_commit(app, relay, sessions):
     async with sessions() as session:
         async with session.begin_nested():

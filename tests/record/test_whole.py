@@ -148,7 +148,7 @@ async def test_after_all_of_it_there_is_nothing_to_reconcile(app):
 
 
 async def test_a_worker_without_the_record_is_refused(app, valkey, namespace):
-    await app.store()
+    await app.record()
     other = Duly(settings=Settings(url=valkey.url, namespace=namespace))
     other.handlers.add(app.handlers.get("mail"))
     with pytest.raises(Exception, match="has a record"):

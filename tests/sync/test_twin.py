@@ -205,6 +205,7 @@ LEFT_OUT = {
             "store",
             "queue",
             "record",
+            "promises",
             "waiters",
             "views",
             "reply_queue",

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sqlalchemy import delete, exists, select, text
+from sqlalchemy import delete, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from duly.app import Duly
@@ -19,7 +19,8 @@ from duly.bench.figure import Figure
 from duly.bench.postgres import postgresql
 from duly.bench.rig import PAD, Rig
 from duly.figures import percentile
-from duly.job import JobState
+from duly.job import JobKey, JobState
+from duly.record.mending import rows_of
 from duly.record.reconcile import Reconciler
 from duly.record.schema import migrate
 from duly.record.tables import api_keys, attempts, generations, jobs, positions
@@ -199,17 +200,31 @@ async def _processed(plain: Rig, rig: Rig, sizes: Sizes) -> list[Figure]:
 
 async def _run_all(rig: Rig, count: int) -> float:
     await rig.app.enqueue_many([rig.noop.job(n, PAD) for n in range(count)])
+    recorded = rig.app.settings.record is not None
+    if recorded:
+        await (await rig.app.record()).settle()  # what enqueue left to be done is no part of running them
     began = time.perf_counter()
     async with rig.working():
         await rig.ended(count)
-        if rig.app.settings.record is not None:
-            read = (await rig.app.record()).database.read
-            while await read(partial(_still_open, app=rig.app)):  # noqa: ASYNC110  # no database says when
-                await asyncio.sleep(0.02)
+        if recorded:
+            await _written(rig.app)
         took = time.perf_counter() - began
     return count / took
 
 
-def _still_open(connection: Connection, app: Duly) -> bool:
+async def _written(app: Duly) -> None:
+    """
+    Wait until every row says how its job ended.
+    """
+    read, namespace = (await app.record()).database.read, app.settings.namespace
+    while (key := await read(partial(_an_open_one, app=app))) is not None:
+        # One by its key until it has ended: to look for any, again and again, would cost more than the work.
+        look = partial(rows_of, namespace=namespace, keys=[key])
+        while not (await read(look))[key].ended:  # noqa: ASYNC110  # no database says when
+            await asyncio.sleep(0.01)
+
+
+def _an_open_one(connection: Connection, app: Duly) -> JobKey | None:
     waits = jobs.c.namespace == app.settings.namespace, jobs.c.state == JobState.scheduled.value
-    return bool(connection.scalar(select(exists().where(*waits))))
+    found = connection.execute(select(jobs.c.topic, jobs.c.id).where(*waits).limit(1)).first()
+    return None if found is None else JobKey(*found)

@@ -4,16 +4,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
-import signal
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import click
 
+from duly.cli.draining import drained, leave, stopping_when_idle
 from duly.cli.loading import load_app
 from duly.cli.loop import run
 from duly.cli.main import COMMANDS, OK
@@ -23,12 +23,12 @@ from duly.logs import set_up
 from duly.services.worker import WornOut
 
 if TYPE_CHECKING:
+    import asyncio
+
     from duly.app import Duly
     from duly.settings import Role
 
 log = logging.getLogger("duly.work")
-
-STALLED = 70  #: exit code of a worker that made no progress: a supervisor should start it again
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def work(
         found.settings = replace(found.settings, role=role)
     try:
         how = How(concurrency, list(topics) or None, burst=burst, tracebacks=tracebacks, callbacks=callbacks)
-        run(_work(found, how))
+        run(drained(lambda stop: _work_until(stop, found, how), log, running="running jobs"))
     except WornOut as error:
         log.warning("%s; starting anew", error)
         sys.stdout.flush()
@@ -115,58 +115,17 @@ def work(
     return OK
 
 
-async def _work(app: Duly, how: How) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    work = loop.create_task(_work_until(stop, app, how))
-
-    def on_signal() -> None:
-        if stop.is_set():
-            log.warning("second signal: giving running jobs back at once")
-            work.cancel()
-        else:
-            log.info("draining: no more jobs are claimed")
-            stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
-    try:
-        await work
-    except asyncio.CancelledError:
-        if not stop.is_set():
-            raise
-    log.info("drained")
-
-
 async def _work_until(stop: asyncio.Event, app: Duly, how: How) -> None:
     async with app:
         place = (await app.store()).link.place  # the URL may hold a password
-        log.info("working on %s at %s", ", ".join(how.topics or app.handlers.topics()) or "nothing", place)
-        idle = asyncio.create_task(_stop_when_idle(stop, app, how.topics)) if how.burst else None
-        try:
+        topics = how.topics or app.handlers.topics()
+        log.info("working on %s at %s", ", ".join(topics) or "nothing", place)
+        async with stopping_when_idle(stop, app, topics, log) if how.burst else nullcontext():
             await app.work(
                 concurrency=how.concurrency,
                 topics=how.topics,
                 stop=stop,
-                stalled=_exit,
+                stalled=leave,
                 tracebacks=how.tracebacks,
                 callbacks=how.callbacks,
             )
-        finally:
-            if idle is not None:
-                idle.cancel()
-                await asyncio.gather(idle, return_exceptions=True)
-
-
-async def _stop_when_idle(stop: asyncio.Event, app: Duly, topics: list[str] | None) -> None:
-    from duly.cli.burst import until_idle
-
-    await until_idle(app, topics or app.handlers.topics())
-    log.info("nothing is due, ready or running")
-    stop.set()
-
-
-def _exit(_names: list[str]) -> None:
-    # Nothing here can be relied on any more, so nothing is tidied up: leases run out by themselves.
-    logging.shutdown()
-    os._exit(STALLED)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import text
 
+from duly.record.dialects import array
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -42,14 +44,18 @@ def run_batch(
     # In one order everywhere, so that two transactions with the same rows seldom wait for each other.
     rows = sorted(rows, key=lambda row: (row["topic"], row["id"]))
     dialect = "mysql" if connection.dialect.name == "mariadb" else connection.dialect.name
-    if dialect == "sqlite":
-        # No way to a server: each costs less than putting them into one would.
-        connection.execute(statement(name, dialect), [fixed | row for row in rows])
-    else:
-        # JSON has no bytes: they travel as base64.  To have a driver make arrays of them, or send one after
-        # the other, took it five to twenty times as long.
-        whole = {"rows": msgspec.json.encode(rows).decode()}
-        connection.execute(statement(name, dialect), fixed | whole)
+    match dialect:
+        case "sqlite":
+            # No way to a server: each costs less than putting them into one would.
+            connection.execute(statement(name, dialect), [fixed | row for row in rows])
+        case "postgresql":
+            columns = {column: array([row[column] for row in rows]) for column in rows[0]}
+            connection.execute(statement(name, dialect), fixed | columns)
+        case _:
+            # JSON has no bytes: they travel as base64.  To have a driver send one after the other took it
+            # five to twenty times as long.
+            whole = {"rows": msgspec.json.encode(rows).decode()}
+            connection.execute(statement(name, dialect), fixed | whole)
 
 
 def mark(

@@ -18,7 +18,7 @@ from sqlalchemy.exc import ArgumentError
 from duly.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from sqlalchemy import Connection, Dialect, Engine, Table
     from sqlalchemy.engine import URL
@@ -180,22 +180,32 @@ def array(values: Sequence[Any]) -> str:
     """
     An array as PostgreSQL reads it, of text, numbers or bytes: made ten times as quickly as by a driver.
     """
-    # Nearly always all are numbers.
-    told = map(str if {int} == set(map(type, values)) else _element, values)
+    kinds = set(map(type, values))
+    if all(issubclass(kind, int) for kind in kinds):
+        told: Iterable[str] = map(int.__repr__, values)  # also of an enumeration
+    elif kinds == {bytes}:
+        told = map(_BYTES.format, map(bytes.hex, values))
+    elif kinds == {str} and "\\" not in (all_ := "".join(values)) and '"' not in all_:
+        told = map(_PLAIN.format, values)
+    else:
+        told = map(_element, values)
     return f"{{{','.join(told)}}}"
+
+
+_PLAIN, _BYTES = '"{}"', '"\\\\x{}"'
 
 
 def _element(value: Any) -> str:
     match value:
         case int():
-            return str(int(value))  # also of an enumeration
+            return int.__repr__(value)
         case bytes():
-            return f'"\\\\x{value.hex()}"'
+            return _BYTES.format(value.hex())
         case None:
             return "NULL"
         case _:
             escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-            return f'"{escaped}"'
+            return _PLAIN.format(escaped)
 
 
 @lru_cache(64)

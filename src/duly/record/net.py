@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from duly.errors import RecordUnavailable
 from duly.events import Verb, events_of
 from duly.feed import EventsLost, Feed
-from duly.job import JobKey, JobState
+from duly.job import JobKey
 from duly.record.caught import counted_run, ended_run
 from duly.record.crashpoints import crash_point
 from duly.record.database import ANSWERS_WITHIN_S, first_line
@@ -50,7 +50,6 @@ PER_READ = 100  #: jobs in one look at Redis
 
 _ENDINGS = frozenset({Verb.acked, Verb.buried, Verb.cancelled})
 _COUNTED = frozenset({Verb.retried, Verb.recovered})
-_TELLING = _ENDINGS | _COUNTED
 
 
 class Caught(NamedTuple):
@@ -201,31 +200,32 @@ class Net:
         return []
 
     async def _catch(self, shard: int, entries: Sequence[Packed], ask: Ask) -> Caught:
-        ends: dict[JobKey, Event] = {}
         counts: dict[JobKey, Event] = {}
+        ended: dict[JobKey, Packed] = {}
         for entry in entries:
-            if any(verb in _TELLING for verb, _ in entry.counts):
+            ended |= dict.fromkeys(_ended_in(entry), entry)
+            if any(verb in _COUNTED for verb, _ in entry.counts):
                 for event in events_of(shard, entry):
-                    if event.verb in _ENDINGS:
-                        ends[JobKey(event.topic, event.id)] = event
-                    elif event.verb in _COUNTED:
+                    if event.verb in _COUNTED:
                         counts[JobKey(event.topic, event.id)] = event
-        still_open = await ask(lambda connection: self._open(connection, ends.values()))
+        # Nearly all of them were written by their workers: only what was not is taken apart.
+        still_open = await ask(lambda connection: self._open(connection, ended))
+        ends = [
+            event
+            for entry in {ended[key].offset: ended[key] for key in still_open}.values()
+            for event in events_of(shard, entry)
+            if event.verb in _ENDINGS and event.revision == still_open.get(JobKey(event.topic, event.id))
+        ]
         runs = [counted_run(event) for event in counts.values()]
-        runs += await self._ended(shard, [ends[key] for key in still_open])
+        runs += await self._ended(shard, ends)
         return Caught(runs, Place(entries[-1].offset, entries[-1].at_ms))
 
-    def _open(self, connection: Connection, events: Iterable[Event]) -> list[JobKey]:
+    def _open(self, connection: Connection, keys: Iterable[JobKey]) -> dict[JobKey, int]:
         """
-        Those whose rows are still open at the revision that ended.
+        Those whose rows are still open, and at which revision.
         """
-        ended = {JobKey(event.topic, event.id): event.revision for event in events}
-        found = pick(connection, ("topic", "id", "revision", "state"), self._store.namespace, ended)
-        return [
-            key
-            for key, revision, state in ((JobKey(topic, id_), *rest) for topic, id_, *rest in found)
-            if state == JobState.scheduled.value and revision == ended[key]
-        ]
+        found = pick(connection, ("topic", "id", "revision"), self._store.namespace, keys, still_open=True)
+        return {JobKey(topic, id_): revision for topic, id_, revision in found}
 
     async def _ended(self, shard: int, events: Sequence[Event]) -> list[EndedRun]:
         """
@@ -261,3 +261,19 @@ class Net:
         meta = self._store.keys[shard].fixed["meta"]
         await self._store.link.call("HSET", meta, "recorded_ms", place.at_ms)
         crash_point("net.confirmed")
+
+
+def _ended_in(entry: Packed) -> list[JobKey]:
+    """
+    The jobs that ended by a script call.
+    """
+    if not any(verb in _ENDINGS for verb, _ in entry.counts):
+        return []
+    members = entry.values[b"members"].decode().split("\n")
+    found: list[JobKey] = []
+    at = 0
+    for verb, size in entry.counts:
+        if verb in _ENDINGS:
+            found += map(JobKey.of, members[at : at + size])
+        at += size
+    return found

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("duly.record")
 
-LOCKED_S = 8.0  #: how long a file that somebody writes to is waited for, before what can wait is put off
 REDIS_WITHIN_S = 2.0  #: how long a question to Redis is waited for that rows can answer as well
 
 
@@ -87,7 +86,7 @@ class Record:
         self.commits = Commits(database)
         self._namespace = store.namespace
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._agreeing: asyncio.Task[None] | None = None
+        self._first = asyncio.Lock()
         self._accepting: Kind[Wanted, Written] = Kind(
             self._accept, key=_wanted_key, size=_wanted_size, after=self._push_written
         )
@@ -101,7 +100,7 @@ class Record:
 
     async def open(self) -> None:
         """
-        Look whether the tables fit, what time it is at the server, and whether it has lost anything.
+        Look whether the tables fit, and what time it is at the server; nothing is written.
 
         Raises:
             RecordUnavailable: The database cannot be reached.
@@ -112,30 +111,28 @@ class Record:
         await self.clock.look()
         if self.guard is not None:
             self.store.agree, self.store.generation = self.guard.agree, self.guard.known
-            self._agreeing = self._loop.create_task(self.guard.agree())
-            await self._agreed(within_s=None if self.database.name != "sqlite" else LOCKED_S)
+
+    async def agreed(self) -> None:
+        """
+        Have the queue compared with the rows, unless that was done: it may have lost a part of its past.
+
+        Writes to the database, so not on the way of a caller who has a transaction of its own open there:
+        SQLite has one writer at a time.
+
+        Raises:
+            ServerUnsuitable: The queue belongs to another record.
+            StoreUnavailable, RecordUnavailable: One of them is away.
+        """
+        if self.guard is not None and self.guard.known() is None:
+            async with self._first:
+                if self.guard.known() is None:
+                    await self.guard.agree()
 
     async def aclose(self) -> None:
         """
         Close connections to the database.
         """
-        if self._agreeing is not None:
-            self._agreeing.cancel()
-            await asyncio.gather(self._agreeing, return_exceptions=True)
         await self.database.aclose()
-
-    async def _agreed(self, within_s: float | None) -> None:
-        """
-        Wait until the queue was compared with the rows for the first time, or for so long.
-
-        SQLite has one writer at a time, and that may be our caller, who waits for us in a transaction of
-        its own: it must not wait for ever.  What it promises is brought to Redis once they were compared.
-        """
-        if self._agreeing is not None:
-            done, _ = await asyncio.wait([self._agreeing], timeout=within_s)
-            if done:
-                agreed, self._agreeing = self._agreeing, None
-                agreed.result()
 
     # -- enqueue ------------------------------------------------------------------------------------------
 
@@ -337,7 +334,6 @@ class Record:
 
     async def _push_all(self, rows: Sequence[JobRow]) -> None:
         await self.clock.look()
-        await self._agreed(LOCKED_S)
         if rows and self.relay is not None:
             await self.relay.push(rows)
 

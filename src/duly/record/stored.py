@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import bindparam, select, text, update
 
+from duly.job import JobState
 from duly.record.dialects import array
 from duly.record.rows import JobRow
 from duly.record.tables import jobs
@@ -44,16 +45,23 @@ def find(
 
 
 def pick(
-    connection: Connection, names: tuple[str, ...], namespace: str, keys: Iterable[JobKey]
+    connection: Connection,
+    names: tuple[str, ...],
+    namespace: str,
+    keys: Iterable[JobKey],
+    *,
+    still_open: bool = False,
 ) -> Iterator[tuple[Any, ...]]:
     """
-    Some columns of the rows of some jobs, in no order.
+    Some columns of the rows of some jobs, in no order; with *still_open* of those that have not ended.
     """
     by_topic: dict[str, list[str]] = {}
     for key in keys:
         by_topic.setdefault(key.topic, []).append(key.id)
     unnested = connection.dialect.name == "postgresql"
-    statement = _picked_by_array(names) if unnested else _picked(names)
+    statement = (
+        _picked_by_array(names, still_open=still_open) if unnested else _picked(names, still_open=still_open)
+    )
     for topic, ids in by_topic.items():
         for at in range(0, len(ids), AT_ONCE):
             some = ids[at : at + AT_ONCE]
@@ -62,19 +70,22 @@ def pick(
 
 
 @cache
-def _picked(names: tuple[str, ...]) -> Any:
-    return select(*(jobs.c[name] for name in names)).where(*_NAMED)
+def _picked(names: tuple[str, ...], *, still_open: bool) -> Any:
+    found = select(*(jobs.c[name] for name in names)).where(*_NAMED)
+    return found.where(jobs.c.state == JobState.scheduled.value) if still_open else found
 
 
 @cache
-def _picked_by_array(names: tuple[str, ...]) -> Any:
+def _picked_by_array(names: tuple[str, ...], *, still_open: bool) -> Any:
     # One look into one partition for each, whatever the statistics say; a list of ids would be looked for
     # in every partition, and is planned anew each time.
+    more = f"AND job.state = {JobState.scheduled.value}" if still_open else ""
     words = f"""
         SELECT found.* FROM unnest(CAST(:ids AS text[])) AS given (id)
         CROSS JOIN LATERAL (
             SELECT {", ".join(names)} FROM duly_jobs AS job
-            WHERE job.namespace = :namespace_ AND job.topic = :topic_ AND job.id = given.id LIMIT 1
+            WHERE job.namespace = :namespace_ AND job.topic = :topic_ AND job.id = given.id {more}
+            LIMIT 1
         ) AS found
     """  # noqa: S608  # names of our own columns
     return text(words)

@@ -68,15 +68,17 @@ jobs = Table(
 )
 
 # What the relay asks for, and a list of what is far ahead: soonest first.  Most rows are not in it.
+# Neither index begins with the namespace: where PostgreSQL has no statistics yet it took one that does for as
+# good a way to a single job as the primary key, and read the whole namespace for each.
 Index(
     "duly_jobs_relay",
-    jobs.c.namespace,
     jobs.c.relay_ms,
+    jobs.c.namespace,
     postgresql_where=jobs.c.relay_ms.is_not(None),
     sqlite_where=jobs.c.relay_ms.is_not(None),
 )
 # What retention asks for, and the check after a restart of Redis.
-Index("duly_jobs_changed", jobs.c.namespace, jobs.c.changed_ms)
+Index("duly_jobs_changed", jobs.c.changed_ms, jobs.c.namespace)
 
 attempts = Table(
     "duly_attempts",

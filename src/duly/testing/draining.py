@@ -124,7 +124,7 @@ async def drain(app: Duly, settings: Settings, limit: int) -> Drained:
     """
     if not app.handlers.topics():
         raise UsageError("the app has no handler: import the modules that define its handlers, then drain()")
-    await app.store()
+    await app.queue()
     crew = app.crew(settings, worker=Drainer)
     worker = crew.worker
     assert isinstance(worker, Drainer)

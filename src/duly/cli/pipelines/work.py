@@ -4,25 +4,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
-import signal
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import click
 
-from duly.cli.burst import until_idle
+from duly.cli.draining import drained, leave, stopping_when_idle
 from duly.cli.loading import load_app
 from duly.cli.loop import run
 from duly.cli.main import OK
 from duly.cli.options import examples
 from duly.cli.sparking import open_spark, spark_options
-from duly.cli.work import STALLED
 from duly.logs import set_up
 from duly.services.worker import WornOut
 
 if TYPE_CHECKING:
+    import asyncio
+
     from pyspark.sql import SparkSession
 
     from duly.app import Duly
@@ -70,37 +69,18 @@ def work(
     chosen = batch_topics(found, topics)
     spark = open_spark(master, conf)
     try:
-        run(_work(found, spark, chosen, burst=burst))
+        # After Spark, which has a handler of its own for Ctrl-C.
+        run(
+            drained(
+                lambda stop: _work_until(stop, found, spark, chosen, burst=burst), log, running="the batch"
+            )
+        )
     except WornOut as error:
         log.critical("%s", error)
         # A thread that would not stop is still there: nothing here can be tidied up.
-        _exit([])
+        leave([])
     spark.stop()
     return OK
-
-
-async def _work(app: Duly, spark: SparkSession, topics: list[str], *, burst: bool) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    task = loop.create_task(_work_until(stop, app, spark, topics, burst=burst))
-
-    def on_signal() -> None:
-        if stop.is_set():
-            log.warning("second signal: giving the batch back at once")
-            task.cancel()
-        else:
-            log.info("draining: no more jobs are claimed")
-            stop.set()
-
-    # After Spark, which has a handler of its own for Ctrl-C.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
-    try:
-        await task
-    except asyncio.CancelledError:
-        if not stop.is_set():
-            raise
-    log.info("drained")
 
 
 async def _work_until(
@@ -111,21 +91,5 @@ async def _work_until(
     async with app:
         place = (await app.store()).link.place  # the URL may hold a password
         log.info("working on batches of %s at %s", ", ".join(topics), place)
-        idle = asyncio.create_task(_stop_when_idle(stop, app, topics)) if burst else None
-        try:
-            await drive(app, spark, topics=topics, stop=stop, stalled=_exit)
-        finally:
-            if idle is not None:
-                idle.cancel()
-                await asyncio.gather(idle, return_exceptions=True)
-
-
-async def _stop_when_idle(stop: asyncio.Event, app: Duly, topics: list[str]) -> None:
-    await until_idle(app, topics)
-    log.info("nothing is due, ready or running")
-    stop.set()
-
-
-def _exit(_names: list[str]) -> None:
-    logging.shutdown()
-    os._exit(STALLED)
+        async with stopping_when_idle(stop, app, topics, log) if burst else nullcontext():
+            await drive(app, spark, topics=topics, stop=stop, stalled=leave)

@@ -5,9 +5,10 @@ UPDATE duly_jobs AS job
 SET attempts = GREATEST(job.attempts, given.attempts), crashes = GREATEST(job.crashes, given.crashes)
 FROM (
     SELECT CAST(:namespace AS text) AS namespace, one.*
-    FROM json_to_recordset(CAST(:rows AS json)) AS one (
-      topic text, id text, revision bigint, attempts integer, crashes integer
-    )
+    FROM unnest(
+        CAST(:topic AS text[]), CAST(:id AS text[]), CAST(:revision AS bigint[]), CAST(:attempts AS integer[]),
+        CAST(:crashes AS integer[])
+      ) AS one (topic, id, revision, attempts, crashes)
     WHERE one.id = one.id || '' OFFSET 0
   ) AS given
 WHERE job.namespace = given.namespace AND job.topic = given.topic AND job.id = given.id

@@ -37,6 +37,7 @@ async def work(
         WornOut: A function does not stop although its time is over: the process should be started anew.
     """
     known = batch_topics(app, topics)
+    await app.queue()
     store = await app.store()
     # A crew asks nothing else of its worker than what this one has.
     kind = cast("type[Worker]", partial(BatchWorker, spark=spark))

@@ -66,12 +66,12 @@ def upgrade() -> None:
     op.create_index(
         "duly_jobs_relay",
         "duly_jobs",
-        ["namespace", "relay_ms"],
+        ["relay_ms", "namespace"],
         if_not_exists=True,
         postgresql_where=waiting,
         sqlite_where=waiting,
     )
-    op.create_index("duly_jobs_changed", "duly_jobs", ["namespace", "changed_ms"], if_not_exists=True)
+    op.create_index("duly_jobs_changed", "duly_jobs", ["changed_ms", "namespace"], if_not_exists=True)
     _partitioned(
         "duly_attempts",
         sa.Column("namespace", _name(100), primary_key=True),

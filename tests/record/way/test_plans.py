@@ -1,0 +1,62 @@
+"""
+PostgreSQL finds the rows of a batch by their keys, also before it has statistics: nothing else is read.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from sqlalchemy import text
+
+from duly.job import JobState
+from duly.record.batches import mark
+from duly.record.database import sync_engine
+from duly.record.dialects import insert_absent
+from duly.record.outcomes import write_runs
+from duly.record.runs import EndedRun
+from duly.record.tables import jobs
+from tests.record.way.kit import NOW, promised
+
+
+class Explained:
+    """
+    A connection that says how a statement would be run.
+    """
+
+    def __init__(self, connection):
+        self.dialect, self.plan = connection.dialect, []
+        self._connection = connection
+
+    def execute(self, statement, values):
+        self.plan += self._connection.execute(text(f"EXPLAIN {statement.text}"), values).scalars()
+
+
+@pytest.fixture
+def connection(postgresql):
+    url = postgresql.migrated()
+    engine = sync_engine(url)
+    with engine.connect() as connection:
+        # What a table looks like before anything is in it is remembered for a while otherwise.
+        connection.execute(text("SET plan_cache_mode = force_custom_plan"))
+        yield connection
+    engine.dispose()
+    postgresql.drop(url)
+
+
+def test_marks_and_outcomes_look_up_each_row_by_its_key(connection, namespace):
+    rows = [promised(str(at), NOW + at, namespace=namespace) for at in range(5_000)]
+    insert_absent(connection, jobs, [row._asdict() for row in rows])
+    explained = Explained(connection)
+    some = rows[:100]
+    mark(explained, namespace, [(row.key, row.revision) for row in some], 1)
+    runs = [
+        EndedRun(row.key, row.revision, at, "acked", JobState.succeeded, 1, 1, 0, "w", NOW, NOW, 0, b"1")
+        for at, row in enumerate(some)
+    ]
+    write_runs(explained, namespace, [(run, 1) for run in runs])
+    ways = re.findall(
+        r"(?:Seq Scan on|Index Scan using|Bitmap Heap Scan on) (\w+)", "\n".join(explained.plan)
+    )
+    assert 32 == len(ways), "16 partitions, two statements"
+    assert {"pkey"} == {way.rpartition("_")[2] for way in ways}
