@@ -33,8 +33,13 @@ DEFAULTS = {
     "spark.driver.defaultJavaOptions": ASIDE,
     "spark.executor.defaultJavaOptions": ASIDE,
 }
-#: Driver and executors on this machine: nobody else needs to reach them.
-LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+#: Driver and executors on this machine: nobody else needs to reach them, and few cores share what is
+#: shuffled.  Into Spark's own 200 parts every task would write 200 files.
+LOCAL = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "16",
+}
 
 
 def session(master: str | None = None, **conf: str) -> SparkSession:
