@@ -129,19 +129,21 @@ async def test_bad_rows_are_set_aside_with_their_reasons_and_the_others_are_acce
         ("large", SOON, '"' + "x" * 300_000 + '"'),
         ("text", SOON, "no json"),
     ]
-    df = frame(spark, rows(50) + bad)
+    topic = F.when(F.col("id") == "r7", "bad topic")
+    df = frame(spark, rows(51) + bad).withColumn("topic", topic)
     report = write(df, queue, rejects=str(tmp_path / "rejects"))
-    assert (50, 0, 0, 5) == counts(report)
+    assert (50, 0, 0, 6) == counts(report)
     found = spark.read.parquet(str(tmp_path / "rejects"))
     reasons = {row.id: row.reason for row in found.collect()}
-    assert {None, "naive id", "late", "large", "text"} == reasons.keys()
+    assert {None, "naive id", "late", "large", "text", "r7"} == reasons.keys()
     assert "id is null" == reasons[None]
     assert "payload is 300002 bytes, the limit is 262144" == reasons["large"]
-    assert ["mail"] * 5 == [row.topic for row in found.collect()]
-    assert '{"id":"late","due_at":null,"payload":"{}"}' == found.where("id = 'late'").first().row
+    assert "invalid topic 'bad topic'" in reasons["r7"]
+    assert ["bad topic", *["mail"] * 5] == sorted(row.topic for row in found.collect())
+    assert '{"id":"late","due_at":null,"payload":"{}","topic":null}' == found.where("id = 'late'").first().row
     # The same run again writes the same files.
-    assert (0, 50, 0, 5) == counts(write(df, queue, rejects=str(tmp_path / "rejects")))
-    assert 5 == spark.read.parquet(str(tmp_path / "rejects")).count()
+    assert (0, 50, 0, 6) == counts(write(df, queue, rejects=str(tmp_path / "rejects")))
+    assert 6 == spark.read.parquet(str(tmp_path / "rejects")).count()
 
 
 async def test_naive_times_are_rejected(spark, queue, tmp_path):
