@@ -18,11 +18,12 @@ from duly.cli.main import main
 from duly.errors import LayoutMismatch, RecordUnavailable, ServerUnsuitable
 from duly.job import JobKey, JobState
 from duly.newjob import NewJob
+from duly.record.relay import Relay
 from duly.record.schema import migrate
 from duly.spark.columns import arrow
 from duly.spark.options import WriteOptions, read_options
 from duly.spark.schedule import schedule
-from duly.spark.writer import enqueue_rows
+from duly.spark.writer import JobWriter, Written, enqueue_rows
 from duly.views import Views
 from tests.databases import PostgreSQL
 from tests.record.kit import read_rows
@@ -176,6 +177,22 @@ async def test_a_task_that_is_run_again_tells_the_same_and_changes_nothing(optio
     assert before == await rows_of()
     # In another run they are known.
     assert 1_500 == (await run_task(replace(options, run="other"), given)).kept
+
+
+async def test_what_no_task_could_take_to_the_queue_is_taken_there_at_the_end(
+    options, queue, rows_of, monkeypatch
+):
+    async def fail(*_):
+        return False
+
+    with monkeypatch.context() as away:
+        away.setattr(Relay, "push", fail)
+        tally = await run_task(options, batches(hour(700)))
+    assert 700 == tally.new
+    assert [{}] == await queue.content("jobs")
+    await asyncio.to_thread(JobWriter(options, 1).commit, [Written(tally)])
+    assert 700 == len((await queue.content("jobs"))[0])
+    assert {None} == {row.relay_ms for row in (await rows_of()).values()}
 
 
 async def test_the_same_id_twice_in_one_task_is_one_job(options, rows_of):

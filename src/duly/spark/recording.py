@@ -5,6 +5,7 @@ Rows by way of a record: promised in its database first, many in one transaction
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from duly.record.rows import JobRow
     from duly.spark.options import WriteOptions
     from duly.spark.packing import Parcel
+
+log = logging.getLogger("duly.spark")
 
 PAUSE_S = 0.5  #: before rows are sent once more whose promise was not answered
 STEP = 1_000  #: rows that a plan looks up at once
@@ -204,6 +207,22 @@ def check_record(options: WriteOptions, shards: int) -> None:
             loop.call(_database(loop, options.record))
         else:
             loop.call(_opened(loop, options, shards))
+    finally:
+        loop.close()
+
+
+def bring(options: WriteOptions, shards: int) -> None:
+    """
+    Take to the queue what is promised and due soon, and what no task could take there.
+
+    Where that fails, too, the relay of any process with this record does it.
+    """
+    loop = Loop(options.url)
+    try:
+        record: WholeRecord = loop.call(_opened(loop, options, shards))
+        loop.call(record.bring())
+    except DulyError as error:
+        log.warning("some promised jobs are not in Redis yet: %s", error)
     finally:
         loop.close()
 

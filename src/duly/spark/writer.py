@@ -80,6 +80,8 @@ class _Writing:
             fresh.replace(options.report)
         if options.plan:
             return
+        if options.record:
+            recording().bring(options, self.shards)
         loop = Loop(options.url)
         try:
             store = Store(loop.link, namespace=options.namespace, shards=self.shards)
