@@ -71,13 +71,25 @@ class Planted:
         }
         async with record.database.engine.begin() as connection:
             await connection.execute(statement, values)
-            await connection.execute(text("ANALYZE duly_jobs"))
         promises = self._promises()
         while some := list(itertools.islice(promises, AT_ONCE)):
             await store.hydrate(some, generation=record.guard.generation)
         await store.enqueue_many(self._order(f"orphan-{n}", n) for n in range(self._each))
         await self._run_some()
+        await self._settle()
         write_deltalake(table, pa.table(self._history(), HISTORY_ARROW), partition_by=list(PARTITIONED_BY))
+
+    async def _settle(self) -> None:
+        """
+        Have database and server do now what they do after a great change, so that it is not measured.
+        """
+        async with self._record.database.engine.connect() as connection:
+            alone = await connection.execution_options(isolation_level="AUTOCOMMIT")
+            await alone.execute(text("VACUUM ANALYZE duly_jobs"))
+            await alone.execute(text("CHECKPOINT"))
+        rewriting = b"aof_rewrite_in_progress:1"
+        while rewriting in await self._record.store.link.call("INFO", "persistence"):  # noqa: ASYNC110  # it tells nobody
+            await asyncio.sleep(0.2)
 
     async def _run_some(self) -> None:
         store, number = self._record.store, itertools.count(1)
