@@ -84,7 +84,12 @@ def test_the_java_of_the_wheel_runs_spark(tmp_path, spark_conf):
     program = (
         "from duly.spark import session; spark = session('local[1]', **{'spark.driver.extraJavaOptions': "
     )
-    program += "'-XX:TieredStopAtLevel=1 -XX:+UseSerialGC'}); print('counted', spark.range(5).count())"
+    # What it finds wrong with such a file it says, and not where the program writes.
+    (tmp_path / "no.jsa").write_text("none")
+    program += (
+        f"'-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:SharedArchiveFile={tmp_path}/no.jsa'}}); "
+        "print('counted', spark.range(5).count())"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "JAVA_HOME": str(found.home)},

@@ -113,6 +113,7 @@ def test_plain_rows_are_not_looked_at_one_by_one(monkeypatch):
         ({"context": ["["]}, "context is no JSON"),
         ({"context": ["[]"]}, "context must be a dict"),
         ({"callback": ["ftp://x"]}, "ftp"),
+        ({"reply_to": ["a b"]}, "invalid reply_to 'a b'"),
     ],
 )
 def test_a_bad_row_is_told_why(columns, reason):

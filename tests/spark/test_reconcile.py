@@ -11,11 +11,14 @@ import pytest
 
 from duly import Duly
 from duly.cli.main import main
-from duly.job import JobKey, JobState, Order
-from duly.record.rules import Difference, Promised, Queued, judge
+from duly.job import JobKey, JobState, Lane, Order
+from duly.record.mending import columns_between
+from duly.record.mending import seen as seen_row
+from duly.record.rules import Difference, Promised, Queued, digest, judge
 from duly.record.schema import migrate
+from duly.record.sight import sighted
 from duly.spark.reconcile.comparing import duplicates, last_ends, met, suspects
-from duly.spark.reconcile.sides import PROMISED, QUEUED
+from duly.spark.reconcile.sides import PROMISED, QUEUED, promised_row, queued_row
 from tests.record.kit import HOUR_MS, REVISION, both, change_row, hydrate, now_ms, read_rows, row, write_rows
 from tests.spark.stories import Story
 from tests.spark.test_pipelines import save
@@ -173,6 +176,33 @@ def test_digests_are_judged_as_bodies_are(spark):
     found = {each.id: each.kind for each in suspects(met(ours, theirs)).collect()}
     expected = {name: judge(*case) for name, case in cases.items()}
     assert {name: kind.value for name, kind in expected.items() if kind is not None} == found
+
+
+def test_rows_made_in_one_step_say_what_the_live_look_says(plant, valkey, namespace):
+    async def look(database, store):
+        await every_kind(database, store)
+        await store.enqueue(Order(JobKey("mail", "long"), b"x" * 3_000, due_ms=now_ms() + HOUR_MS, ttr_ms=5))
+        await store.enqueue(Order(JobKey("mail", "high"), b"{}", delay_ms=HOUR_MS, lane=Lane.high))
+        keys = store.keys[0].fixed
+        flat = await store.link.call("HGETALL", keys["jobs"])
+        for member, record in zip(flat[::2], flat[1::2], strict=True):
+            apart = await store.link.call("HGET", keys["bodies"], member)
+            score = await store.link.call("ZSCORE", keys["due"], member)
+            seen = sighted(JobKey.of(member), record, apart, score)
+            queued = seen.queued._replace(body=digest(seen.queued.body))
+            about = (record, apart or b"", b"", b"", score or b"", b"")
+            assert (*seen.key, *queued) == queued_row(member, about, {}, 0)
+
+        def rows(connection):
+            return columns_between(connection, store.namespace, "mail", "", 100)
+
+        for columns in await database.read(rows):
+            found = seen_row(*columns)
+            promised = found.promised._replace(body=digest(found.promised.body))
+            assert (*found.key, *promised) == promised_row(*columns)
+        return len(flat) // 2
+
+    assert 36 == plant(look)
 
 
 def test_an_end_counts_once_for_each_life_and_revision(spark):

@@ -27,17 +27,19 @@ FULL = StructType(
         StructField("max_attempts", IntegerType()),
         StructField("context", StringType()),
         StructField("callback", StringType()),
+        StructField("reply_to", StringType()),
     ]
 )
 #: Plain rows and unusual ones, short bodies and one kept apart, several topics and lanes.
 MANY = [
-    ("a", SOON, '{"n": 1}', None, None, None, None, None, None),
-    ("b", SOON, "[1, 2]", "web.push", "high", None, None, None, None),
-    ("c", SOON, '"' + "x" * 2_000 + '"', None, "low", None, None, None, None),
-    ("d", SOON, "null", None, None, 30, 7, '{"tenant": "acme"}', None),
-    ("e", SOON, '"' + "y" * 2_000 + '"', "web.push", None, None, 3, None, None),
-    ("f", SOON, "{}", None, None, None, None, None, "https://example.com/hook"),
-    ("g", SOON + timedelta(microseconds=1), "{}", None, None, 5, None, None, None),
+    ("a", SOON, '{"n": 1}', None, None, None, None, None, None, None),
+    ("b", SOON, "[1, 2]", "web.push", "high", None, None, None, None, None),
+    ("c", SOON, '"' + "x" * 2_000 + '"', None, "low", None, None, None, None, None),
+    ("d", SOON, "null", None, None, 30, 7, '{"tenant": "acme"}', None, None),
+    ("e", SOON, '"' + "y" * 2_000 + '"', "web.push", None, None, 3, None, None, None),
+    ("f", SOON, "{}", None, None, None, None, None, "https://example.com/hook", None),
+    ("g", SOON + timedelta(microseconds=1), "{}", None, None, 5, None, None, None, None),
+    ("h", SOON, "{}", None, "high", 5, None, None, None, "billing"),
 ]
 
 
@@ -52,7 +54,7 @@ def counts(report):
 async def test_jobs_are_those_that_any_other_sender_makes(spark, queue):
     other = Queue(queue.url, f"{queue.namespace}-core")
     await other.store.create()
-    for id_, due_at, payload, topic, priority, ttr, max_attempts, context, callback in MANY:
+    for id_, due_at, payload, topic, priority, ttr, max_attempts, context, callback, reply_to in MANY:
         job = NewJob(
             topic or "mail",
             payload.encode(),
@@ -63,20 +65,21 @@ async def test_jobs_are_those_that_any_other_sender_makes(spark, queue):
             max_attempts=max_attempts,
             context={"tenant": "acme"} if context else None,
             callback=callback,
+            reply_to=reply_to,
         )
         await other.store.enqueue(job.order(Limits()))
     report = write(frame(spark, MANY, FULL), queue)
-    assert (7, 0, 0, 0) == counts(report)
+    assert (8, 0, 0, 0) == counts(report)
     assert without(await other.everything()) == without(await queue.everything())
     await other.store.link.aclose()
 
 
 async def test_a_second_run_adds_and_changes_nothing_also_with_replace(spark, queue):
     df = frame(spark, MANY, FULL)
-    assert (7, 0, 0, 0) == counts(write(df, queue))
+    assert (8, 0, 0, 0) == counts(write(df, queue))
     before = await queue.everything()
-    assert (0, 7, 0, 0) == counts(write(df, queue))
-    assert (0, 7, 0, 0) == counts(write(df, queue, on_conflict="replace"))
+    assert (0, 8, 0, 0) == counts(write(df, queue))
+    assert (0, 8, 0, 0) == counts(write(df, queue, on_conflict="replace"))
     assert before == await queue.everything()
 
 
@@ -126,19 +129,21 @@ async def test_bad_rows_are_set_aside_with_their_reasons_and_the_others_are_acce
         ("large", SOON, '"' + "x" * 300_000 + '"'),
         ("text", SOON, "no json"),
     ]
-    df = frame(spark, rows(50) + bad)
+    topic = F.when(F.col("id") == "r7", "bad topic")
+    df = frame(spark, rows(51) + bad).withColumn("topic", topic)
     report = write(df, queue, rejects=str(tmp_path / "rejects"))
-    assert (50, 0, 0, 5) == counts(report)
+    assert (50, 0, 0, 6) == counts(report)
     found = spark.read.parquet(str(tmp_path / "rejects"))
     reasons = {row.id: row.reason for row in found.collect()}
-    assert {None, "naive id", "late", "large", "text"} == reasons.keys()
+    assert {None, "naive id", "late", "large", "text", "r7"} == reasons.keys()
     assert "id is null" == reasons[None]
     assert "payload is 300002 bytes, the limit is 262144" == reasons["large"]
-    assert ["mail"] * 5 == [row.topic for row in found.collect()]
-    assert '{"id":"late","due_at":null,"payload":"{}"}' == found.where("id = 'late'").first().row
+    assert "invalid topic 'bad topic'" in reasons["r7"]
+    assert ["bad topic", *["mail"] * 5] == sorted(row.topic for row in found.collect())
+    assert '{"id":"late","due_at":null,"payload":"{}","topic":null}' == found.where("id = 'late'").first().row
     # The same run again writes the same files.
-    assert (0, 50, 0, 5) == counts(write(df, queue, rejects=str(tmp_path / "rejects")))
-    assert 5 == spark.read.parquet(str(tmp_path / "rejects")).count()
+    assert (0, 50, 0, 6) == counts(write(df, queue, rejects=str(tmp_path / "rejects")))
+    assert 6 == spark.read.parquet(str(tmp_path / "rejects")).count()
 
 
 async def test_naive_times_are_rejected(spark, queue, tmp_path):
@@ -174,13 +179,13 @@ async def test_a_plan_tells_what_would_be_done_and_changes_nothing(spark, queue)
         F.when(F.col("id") == "a", F.col("due_at") + F.expr("interval 1 hour")).otherwise(F.col("due_at")),
     )
     report = write(planned.coalesce(1), queue, plan=True, on_conflict="replace")
-    assert (3, 3, 1, 0) == counts(report)
+    assert (4, 3, 1, 0) == counts(report)
     assert [
         "mail/a due 2150-01-01T01:00:00.000+00:00 (was scheduled, due 2150-01-01T00:00:00.000+00:00)"
     ] == (report.examples["replaced"])
     assert before == await queue.everything()
     assert counts(report) == counts(write(planned, queue, on_conflict="replace"))
-    assert (0, 7, 0, 0) == counts(write(planned, queue, plan=True, on_conflict="replace"))
+    assert (0, 8, 0, 0) == counts(write(planned, queue, plan=True, on_conflict="replace"))
 
 
 async def test_a_plan_does_not_make_a_queue(spark, valkey):

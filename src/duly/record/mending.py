@@ -79,20 +79,28 @@ def rows_between(
     """
     Rows of a topic in the order of their ids, behind *after* and, if that is said, up to *until*.
     """
+    return [seen(*row) for row in columns_between(connection, namespace, topic, after, limit, until=until)]
+
+
+def columns_between(
+    connection: Connection, namespace: str, topic: str, after: str, limit: int, *, until: str | None = None
+) -> Sequence[Any]:
+    """
+    The same, as the database gives them: the arguments of `seen`.
+    """
     statement = select(*(jobs.c[name] for name in _SEEN)).where(
         jobs.c.namespace == namespace, jobs.c.topic == topic, jobs.c.id > after
     )
     if until is not None:
         statement = statement.where(jobs.c.id <= until)
-    found = connection.execute(statement.order_by(jobs.c.id).limit(limit))
-    return [_seen(*row) for row in found]
+    return connection.execute(statement.order_by(jobs.c.id).limit(limit)).all()
 
 
 def rows_of(connection: Connection, namespace: str, keys: Sequence[JobKey]) -> dict[JobKey, Promised]:
     """
     The rows of *keys*, those that there are.
     """
-    return dict(_seen(*row) for row in pick(connection, _SEEN, namespace, keys))
+    return dict(seen(*row) for row in pick(connection, _SEEN, namespace, keys))
 
 
 def known(connection: Connection, namespace: str, keys: Sequence[JobKey]) -> set[JobKey]:
@@ -102,7 +110,7 @@ def known(connection: Connection, namespace: str, keys: Sequence[JobKey]) -> set
     return {JobKey(*row) for row in pick(connection, ("topic", "id"), namespace, keys)}
 
 
-def _seen(
+def seen(
     topic: str,
     id_: str,
     revision: int,
@@ -117,6 +125,9 @@ def _seen(
     envelope: bytes,
     payload: bytes,
 ) -> SeenRow:
+    """
+    A row for a comparison, from its columns.
+    """
     options = pack_options(expires_ms, ttr_ms, retain_s, max_crashes, len(envelope))
     body = b"".join((bytes((lane,)), options, envelope, payload))
     promised = Promised(revision, state in ENDED, due_ms, body, relay_ms is not None)

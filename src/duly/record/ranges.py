@@ -4,19 +4,17 @@ The rows of a record, cut into parts of a similar size that can be read side by 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import func, select
 
-from duly.record.mending import rows_between
+from duly.record.mending import columns_between, seen
 from duly.record.tables import jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from sqlalchemy import Connection, Engine
-
-    from duly.record.mending import SeenRow
 
 PAGE = 2_000  #: rows in one question
 
@@ -71,17 +69,21 @@ def _cut(connection: Connection, namespace: str, topic: str, count: int, rows: i
     return [KeyRange(topic, after, until) for after, until in zip(bounds, [*bounds[1:], None], strict=True)]
 
 
-def read_range(engine: Engine, namespace: str, keys: KeyRange) -> Iterator[list[SeenRow]]:
+def read_range(
+    engine: Engine, namespace: str, keys: KeyRange, make: Callable[..., Any] = seen
+) -> Iterator[list[Any]]:
     """
     The rows of a range, page by page, each page as it is when it is come to.
+
+    *make* makes something of the columns of each.
     """
     after = keys.after
     while True:
         # A transaction for each page: one for all of them would hold up the database's own cleaning.
         with engine.connect().execution_options(duly_reads=True) as connection:
-            page = rows_between(connection, namespace, keys.topic, after, PAGE, until=keys.until)
+            page = columns_between(connection, namespace, keys.topic, after, PAGE, until=keys.until)
         if page:
-            yield page
+            yield [make(*row) for row in page]
         if len(page) < PAGE:
             return
-        after = page[-1].key.id
+        after = page[-1].id

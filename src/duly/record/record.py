@@ -177,11 +177,22 @@ class Record:
             raise failed[0]
         return answers
 
-    async def _send(self, _: int, batch: list[tuple[Order, bytes]]) -> list[Placed | DulyError]:
+    async def promise(self, batch: Sequence[tuple[Order, bytes]]) -> list[Placed | DulyError]:
+        """
+        Promise jobs, all with different keys, in one transaction; one outcome for each.
+
+        With each order come six bytes that tell this call of it from another; repeated, they are the same.
+
+        Raises:
+            RecordUnavailable, OutcomeUnknown: See `duly.errors`.
+        """
         wanted = [Wanted(*each) for each in batch]
         written = await self.database.write(lambda connection: self._accept(connection, wanted))
         await self._push_written(written)
         return [each.answer for each in written]
+
+    async def _send(self, _: int, batch: list[tuple[Order, bytes]]) -> list[Placed | DulyError]:
+        return await self.promise(batch)
 
     async def _enqueue_within(self, session: AnySession, orders: Iterable[Order]) -> list[Placed | DulyError]:
         wanted = [Wanted(order, new_request()) for order in orders]

@@ -33,6 +33,7 @@ WRITTEN = {
     "max_attempts": ("integer", "how often it is run at most; the handler's if null"),
     "context": ("string of a JSON object, or struct, map", "travels with the job"),
     "callback": ("string", "a URL to deliver it to, instead of running a handler"),
+    "reply_to": ("string", "the queue of replies that is told when it has ended"),
 }
 REQUIRED = ("id", "due_at", "payload")  #: never null
 OPTIONAL = tuple(name for name in WRITTEN if name not in REQUIRED)
@@ -63,6 +64,7 @@ SCANNED: dict[str, tuple[tuple[str, DataType], ...]] = {
         ("backoff", StringType()),
         ("context", StringType()),
         ("callback", StringType()),
+        ("reply_to", StringType()),
     ),
 }
 

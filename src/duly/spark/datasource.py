@@ -4,6 +4,7 @@ The format `duly`: jobs of a queue as rows, and rows as jobs.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
@@ -12,7 +13,7 @@ from duly.errors import UsageError
 from duly.spark.columns import JOBS, check_columns
 from duly.spark.options import ScanOptions, WriteOptions, read_options
 from duly.spark.scan import JobReader
-from duly.spark.shards import open_queue
+from duly.spark.shards import open_queue, open_target, recording
 from duly.spark.writer import JobStreamWriter, JobWriter
 
 if TYPE_CHECKING:
@@ -77,4 +78,6 @@ class DulyDataSource(DataSource):
     def _target(self, schema: StructType) -> tuple[WriteOptions, int]:
         options = read_options(WriteOptions, self.options)
         check_columns(schema, options.topic)
-        return options, open_queue(options, make=not options.plan)
+        if options.record:
+            options = replace(options, record=recording().absolute(options.record))
+        return options, open_target(options)

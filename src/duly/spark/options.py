@@ -12,7 +12,7 @@ from duly.errors import UsageError
 from duly.ids import new_id
 from duly.job import JobState, OnConflict, check_topic
 from duly.newjob import Limits
-from duly.settings import Settings
+from duly.settings import HOUR_MS, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,6 +65,17 @@ class WriteOptions(QueueOptions):
         "a folder (path or URI that executors can write to) for rows that were not accepted; "
         "`fail`: the first such row ends the write",
     )
+    record: str = field(
+        default="",
+        repr=False,
+        metadata={
+            "about": "the queue's database of record, if it has one: rows are promised there first; "
+            "else DULY_RECORD or duly.toml"
+        },
+    )
+    horizon_ms: int = _option(
+        24 * HOUR_MS, "with a record: what is due later than so far from now waits there; else DULY_HORIZON"
+    )
     rate: float = _option(0.0, "at most this many jobs a second, of all tasks together; 0: no bound")
     plan: bool = _option(False, "only say what would become of each row; nothing is changed")  # noqa: FBT003  # its default
     report: str = _option("", "a file on the driver's machine that gets the counts as JSON")
@@ -110,7 +121,8 @@ def read_options(kind: type[T], given: Mapping[str, str]) -> T:
                 + (f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}")
             )
         values[key] = _READERS.get(str(known[key].type), _text)(key, text)
-    settings = Settings.load(url=values.get("url"), namespace=values.get("namespace"))
+    url, namespace, record = (values.get(name) for name in ("url", "namespace", "record"))
+    settings = Settings.load(url=url, namespace=namespace, record=record)
     if settings.url is None:
         raise UsageError('say which queue: option("url", "redis://host:6379/0"), or DULY_URL')
     if settings.remote:
@@ -118,6 +130,9 @@ def read_options(kind: type[T], given: Mapping[str, str]) -> T:
             "Spark speaks to the queue's own server: say redis://…, not the URL of an HTTP service"
         )
     values |= {"url": settings.url, "namespace": settings.namespace}
+    if kind is WriteOptions:
+        values["record"] = settings.record or ""
+        values.setdefault("horizon_ms", settings.horizon_ms)
     return _checked(kind(**values))
 
 
@@ -130,6 +145,8 @@ def _checked(options: T) -> T:
                 raise UsageError(f"on_conflict={options.on_conflict!r} must be keep, replace or raise")
             if not options.rejects:
                 raise UsageError("rejects is empty: say a folder, or fail")
+            if options.horizon_ms < 1_000:
+                raise UsageError(f"horizon_ms={options.horizon_ms} must be 1000 or more")
             if not options.run:
                 object.__setattr__(options, "run", new_id())
         case ScanOptions():

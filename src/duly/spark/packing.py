@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from duly.backoff import MAX_DUE_MS
-from duly.codec import encode
+from duly.codec import ASKING, encode
 from duly.durations import parse_duration, parse_time
 from duly.errors import UsageError
 from duly.job import TOPIC, Lane, check_topic
@@ -26,7 +26,7 @@ from duly.newjob import Limits, NewJob
 from duly.records import options_of
 from duly.spark.arrays import binary, dicts, digits, fixed, flags, join, json_flags, read_json, texts
 from duly.spark.columns import OPTIONAL, REQUIRED
-from duly.store import FROM_NOW, HAS_OPTIONS, ON_CONFLICT, SPEC
+from duly.store import ASKS_FOR_REPLY, FROM_NOW, HAS_OPTIONS, ON_CONFLICT, SPEC
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,7 +38,7 @@ ID_CHARS = 200
 REQUEST_BYTES = 6
 
 #: Columns that make a row unusual: what they say is packed by the code that all senders share.
-_UNUSUAL = ("ttr", "max_attempts", "context", "callback")
+_UNUSUAL = ("ttr", "max_attempts", "context", "callback", "reply_to")
 _LANES = pa.array([lane.name for lane in (Lane.normal, Lane.high, Lane.low)])
 
 
@@ -125,6 +125,7 @@ class Packer:
             context=_context(row.get("context")),
             on_conflict=self.on_conflict,
             callback=row.get("callback"),
+            reply_to=row.get("reply_to"),
         ).order(self.limits)
 
     def _unusual(self, parcel: Parcel, plain: NDArray[np.bool_], requests: NDArray[np.uint8]) -> Parcel:
@@ -192,11 +193,27 @@ def pack_order(order: Order, request: bytes) -> bytes:
     """
     options = options_of(order)
     spec = order.lane << 3 | ON_CONFLICT[order.on_conflict] | (HAS_OPTIONS if options else 0)
+    if order.envelope.startswith(ASKING):
+        spec |= ASKS_FOR_REPLY
     now = order.due_ms is None
     head = SPEC.pack(spec | (FROM_NOW if now else 0), order.delay_ms or 0 if now else order.due_ms)
     member = order.key.member.encode()
     rest = b"".join((request, options, order.envelope, order.payload))
     return b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in (member, head, rest))
+
+
+def arguments(packed: bytes) -> list[bytes]:
+    """
+    The arguments of one row, unpacked.
+    """
+    parts: list[bytes] = []
+    at = 0
+    while at < len(packed):
+        end = packed.index(b"\r\n", at)
+        size = int(packed[at + 1 : end])
+        parts.append(packed[end + 2 : end + 2 + size])
+        at = end + 4 + size
+    return parts
 
 
 def requests(run: str, task: str, first: int, count: int) -> NDArray[np.uint8]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from duly.job import moment
 from duly.keys import ShardKeys
 from duly.records import OPTIONS, read
-from duly.spark.packing import REQUEST_BYTES
-from duly.spark.sending import Chunk, Loop, chunks_of
+from duly.spark.packing import REQUEST_BYTES, arguments
+from duly.spark.sending import TAKEN, Chunk, Loop, chunks_of
 from duly.spark.tally import Tally
 from duly.store import HAS_OPTIONS, SPEC
 
@@ -94,22 +94,22 @@ class Planner:
             # The same id further down would meet this one.
             self._seen.add(member)
             self.tally.new += 1
-            self.tally.show("new", f"{name} due {_said(int(parcel.due_ms[place]))}")
+            self.tally.show("new", f"{name} due {said(int(parcel.due_ms[place]))}")
         elif self._on_conflict == "raise":
-            refused[place] = "a job with this id exists already"
+            refused[place] = TAKEN
         elif self._on_conflict == "keep" or (old is not None and _same(parcel, place, old, due_ms, body)):
             self.tally.kept += 1
         else:
             self.tally.replaced += 1
-            was = f"{old.head.state.name}, due {_said(due_ms)}" if old is not None else "another row"
-            self.tally.show("replaced", f"{name} due {_said(int(parcel.due_ms[place]))} (was {was})")
+            was = f"{old.head.state.name}, due {said(due_ms)}" if old is not None else "another row"
+            self.tally.show("replaced", f"{name} due {said(int(parcel.due_ms[place]))} (was {was})")
 
 
 def _same(parcel: Parcel, place: int, old: Record, due_ms: int, body: bytes) -> bool:
     """
     Whether a row says what stands, but for a due time that is past: that is due now, whenever now is.
     """
-    _, head, rest = _arguments(parcel.rows[place].as_py())
+    _, head, rest = arguments(parcel.rows[place].as_py())
     spec, row_due_ms = SPEC.unpack(head)
     if row_due_ms != due_ms or spec >> 3 & 3 != old.head.lane or old.head.marks & BODY_DROPPED:
         return False
@@ -130,17 +130,9 @@ def _same(parcel: Parcel, place: int, old: Record, due_ms: int, body: bytes) -> 
     return bool(rest[start:] == body)
 
 
-def _arguments(packed: bytes) -> list[bytes]:
-    parts: list[bytes] = []
-    at = 0
-    while at < len(packed):
-        end = packed.index(b"\r\n", at)
-        size = int(packed[at + 1 : end])
-        parts.append(packed[end + 2 : end + 2 + size])
-        at = end + 4 + size
-    return parts
-
-
-def _said(ms: int) -> str:
+def said(ms: int) -> str:
+    """
+    A due time for people.
+    """
     when = moment(ms)
     return when.isoformat(timespec="milliseconds") if when else "now"

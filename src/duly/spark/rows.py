@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _STATES = tuple(state.name for state in JobState)
 _PRIORITIES = tuple("normal" if lane is Lane.callback else lane.name for lane in Lane)
-_NO_ENVELOPE = (None, None, None, None)
+_NO_ENVELOPE = (None, None, None, None, None)
 
 Row = tuple[Any, ...]
 
@@ -97,7 +97,13 @@ def _text(data: bytes) -> str | None:
 
 def _envelope(data: bytes) -> Row:
     envelope = decode_envelope(data)
-    return (envelope.max_attempts, _json(envelope.backoff), _json(envelope.context), envelope.callback)
+    return (
+        envelope.max_attempts,
+        _json(envelope.backoff),
+        _json(envelope.context),
+        envelope.callback,
+        envelope.reply_to,
+    )
 
 
 def _json(value: object) -> str | None:

@@ -21,15 +21,25 @@ NEEDED = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.python.filterPushdown.enabled": "true",
 }
+#: What a Java has to say about itself: by default on the output that our commands write their answers to.
+ASIDE = "-Xlog:disable -Xlog:all=warning:stderr"
 DEFAULTS = {
     "spark.app.name": "duly",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Spark puts these before the options of the user's own.
+    "spark.driver.defaultJavaOptions": ASIDE,
+    "spark.executor.defaultJavaOptions": ASIDE,
 }
-#: Driver and executors on this machine: nobody else needs to reach them.
-LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+#: Driver and executors on this machine: nobody else needs to reach them, and few cores share what is
+#: shuffled.  Into Spark's own 200 parts every task would write 200 files.
+LOCAL = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "16",
+}
 
 
 def session(master: str | None = None, **conf: str) -> SparkSession:

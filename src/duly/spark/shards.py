@@ -4,17 +4,21 @@ What a namespace is made of, asked from a thread without an event loop.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
-from duly.errors import LayoutMismatch
+from duly.errors import LayoutMismatch, ServerUnsuitable, UsageError
 from duly.keys import LAYOUT, ShardKeys
 from duly.namespace import create, inspect, require
 from duly.settings import Settings
 from duly.spark.sending import Loop
+from duly.store import Store
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from duly.connection import Link
-    from duly.spark.options import QueueOptions
+    from duly.spark.options import QueueOptions, WriteOptions
 
 
 def open_queue(options: QueueOptions, *, make: bool = False) -> int:
@@ -30,6 +34,45 @@ def open_queue(options: QueueOptions, *, make: bool = False) -> int:
         return count
     finally:
         loop.close()
+
+
+def open_target(options: WriteOptions) -> int:
+    """
+    Do the same for who writes, and look at the record as well; make the namespace if it is not there.
+
+    Raises:
+        ServerUnsuitable: The queue has a record, and none was named, or another one.
+        DulyError: Something else cannot be used; the message says why.
+    """
+    count = open_queue(options, make=not options.plan)
+    if options.record:
+        recording().check_record(options, count)
+        return count
+    loop = Loop(options.url)
+    try:
+        store = Store(loop.link, namespace=options.namespace, shards=count)
+        if loop.call(_recorded(store)):
+            raise ServerUnsuitable(store.needs_record())
+    finally:
+        loop.close()
+    return count
+
+
+def recording() -> ModuleType:
+    """
+    The module that writes by way of a record.
+
+    Raises:
+        UsageError: Its packages are missing.
+    """
+    try:
+        return importlib.import_module("duly.spark.recording")
+    except ImportError as error:
+        raise UsageError(f"a record needs {error.name}: pip install 'duly[record]'") from error
+
+
+async def _recorded(store: Store) -> bool:
+    return bool(await store.link.call("HGET", store.keys[0].fixed["meta"], "record"))
 
 
 async def _open(link: Link, namespace: str, *, make: bool) -> int:

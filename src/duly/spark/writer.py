@@ -19,6 +19,7 @@ from duly.spark.packing import Packer, requests
 from duly.spark.plan import Planner
 from duly.spark.rejects import Rejects
 from duly.spark.sending import Loop, Sender
+from duly.spark.shards import recording
 from duly.spark.tally import Tally
 from duly.store import Store
 
@@ -79,6 +80,8 @@ class _Writing:
             fresh.replace(options.report)
         if options.plan:
             return
+        if options.record:
+            recording().bring(options, self.shards)
         loop = Loop(options.url)
         try:
             store = Store(loop.link, namespace=options.namespace, shards=self.shards)
@@ -149,10 +152,18 @@ def enqueue_rows(options: WriteOptions, shards: int, batches: Iterator[pa.Record
 
     try:
         way: Any
-        if options.plan:
+        paced = pace if options.rate else None
+        if options.record:
+            by_record = recording()
+            way = (
+                by_record.RecordPlanner(loop, options, shards, refuse)
+                if options.plan
+                else by_record.Recorder(loop, options, shards, refuse, paced)
+            )
+        elif options.plan:
             way = Planner(loop, options.namespace, shards, options.on_conflict, refuse)
         else:
-            way = Sender(loop, options.namespace, shards, refuse, pace if options.rate else None)
+            way = Sender(loop, options.namespace, shards, refuse, paced)
         first = 0
         for batch in batches:
             parcel = packer.pack(batch, requests(options.run, place, first, batch.num_rows))

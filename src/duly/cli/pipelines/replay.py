@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,13 +13,8 @@ from duly.cli.main import OK
 from duly.cli.options import app_of, as_json, examples, server
 from duly.cli.output import plain, print_json, say
 from duly.cli.sparking import open_spark, pairs, spark_options, watched
-from duly.errors import ServerUnsuitable
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from duly.app import Duly
-    from duly.cli.loop import Ask
     from duly.spark.replay.pipeline import Replay
 
 
@@ -71,7 +66,8 @@ def replay(
     app = app_of(existing=True)
     with session(app) as ask:
         store = ask(app.store())
-        from duly.spark.replay.pipeline import ReplayOptions, replayed
+        from duly.spark.replay.pipeline import ReplayOptions
+        from duly.spark.replay.pipeline import replay as pipeline
 
         options = ReplayOptions(
             url=store.link.url,
@@ -85,39 +81,21 @@ def replay(
             plan=dry_run,
             rate=rate,
             rejects=rejects,
+            record=app.settings.record,
             limits={
+                "horizon_ms": app.settings.horizon_ms,
                 "payload_limit": app.settings.payload_limit,
                 "context_limit": app.settings.context_limit,
             },
         )
-        recorded = ask(store.link.call("HGET", store.keys[0].fixed["meta"], "record"))
-        if recorded and app.settings.record is None:
-            raise ServerUnsuitable(store.needs_record())
         spark = open_spark(master, conf)
-        with watched(spark, "replay"), replayed(spark, options) as (done, rows):
-            if recorded and not dry_run:
-                _record(app, ask, rows)
+        with watched(spark, "replay"):
+            done = pipeline(spark, options)
     if as_json:
         print_json(done)
     else:
         _print(done, plan=dry_run)
     return OK
-
-
-def _record(app: Duly, ask: Ask, rows: DataFrame) -> None:
-    """
-    Have the record promise what was sent.
-    """
-    from itertools import islice
-
-    from duly.job import JobKey
-    from duly.record.reconcile import STEP, Reconciler
-
-    record: Any = ask(app.record())
-    reconciler = Reconciler(record.database, record.store, apply=True, generation=record.guard.generation)
-    keys = (JobKey(row.topic, row.id) for row in rows.select("topic", "id").toLocalIterator())
-    while some := list(islice(keys, STEP)):
-        ask(reconciler.mend(some))
 
 
 def _print(done: Replay, *, plan: bool) -> None:

@@ -67,7 +67,7 @@ def schedule(
 ) -> int:
     """
     Enqueue each row of a table: columns id, due_at and payload, and maybe topic, priority, ttr, max_attempts,
-    context and callback.
+    context, callback and reply_to.
 
     A run that was interrupted is simply run again: what was accepted is not added twice.
     """
@@ -99,6 +99,8 @@ def schedule(
                 plan=plan,
                 payload_limit=app.settings.payload_limit,
                 context_limit=app.settings.context_limit,
+                record=app.settings.record,
+                horizon_ms=app.settings.horizon_ms,
             )
     if as_json:
         print_json(report)

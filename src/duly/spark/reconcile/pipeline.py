@@ -7,13 +7,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark import StorageLevel
 from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812  # as everybody who writes Spark calls it
-from sqlalchemy import make_url
 
 from duly.job import JobKey, JobState
 from duly.record.mending import Ended
@@ -22,6 +20,7 @@ from duly.record.rules import REPAIRS
 from duly.spark.history.reading import read_history
 from duly.spark.reconcile.comparing import duplicates, lost_ends, met, suspects
 from duly.spark.reconcile.sources import Digests, RecordRows
+from duly.spark.recording import absolute
 from duly.spark.session import use
 from duly.spark.trouble import explained
 
@@ -140,20 +139,10 @@ def _sides(spark: SparkSession, app: Duly, store: Store) -> tuple[DataFrame, Dat
     for source in (RecordRows, Digests):
         spark.dataSource.register(source)
     promised = spark.read.format("duly.record").options(
-        record=_absolute(app.settings.record or ""), namespace=store.namespace
+        record=absolute(app.settings.record or ""), namespace=store.namespace
     )
     queued = spark.read.format("duly.digests").options(url=store.link.url, namespace=store.namespace)
     return promised.load(), queued.load()
-
-
-def _absolute(url: str) -> str:
-    """
-    The URL of a record for processes that may run in another folder.
-    """
-    parts = make_url(url)
-    if parts.get_backend_name() == "sqlite" and parts.database:
-        parts = parts.set(database=str(Path(parts.database).absolute()))
-    return parts.render_as_string(hide_password=False)
 
 
 def _some(frame: DataFrame) -> Iterator[list[Row]]:

@@ -16,19 +16,19 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from duly.job import JobKey
+from duly.record.rows import ENDED
 from duly.record.rules import Promised, Queued, digest
-from duly.record.sight import sighted
+from duly.records import BASE, HEAD, OPTIONS, pack_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pyspark.sql.types import DataType
 
-    from duly.record.mending import SeenRow
     from duly.spark.rows import Row
 
 _KEY = [StructField("topic", StringType()), StructField("id", StringType())]
+_LANES = tuple(bytes((lane,)) for lane in range(8))
 _KINDS: dict[str, DataType] = {
     "revision": LongType(),
     "ended": BooleanType(),
@@ -45,19 +45,46 @@ PROMISED = StructType([*_KEY, *(StructField(name, _KINDS[name]) for name in Prom
 QUEUED = StructType([*_KEY, *(StructField(name, _KINDS[name]) for name in Queued._fields)])
 
 
-def promised_row(seen: SeenRow) -> Row:
+def promised_row(
+    topic: str,
+    id_: str,
+    revision: int,
+    state: int,
+    due_ms: int,
+    relay_ms: int | None,
+    lane: int,
+    expires_ms: int,
+    ttr_ms: int,
+    retain_s: int | None,
+    max_crashes: int,
+    envelope: bytes,
+    payload: bytes,
+) -> Row:
     """
-    A row of the record, in the order of `PROMISED`.
+    A row of the record, in the order of `PROMISED`: `duly.record.mending.seen`, without values in between.
     """
-    promised = seen.promised
-    return (*seen.key, *promised._replace(body=digest(promised.body)))
+    options = pack_options(expires_ms, ttr_ms, retain_s, max_crashes, len(envelope))
+    body = digest(b"".join((_LANES[lane], options, envelope, payload)))
+    return (topic, id_, revision, state in ENDED, due_ms, body, relay_ms is not None)
 
 
 def queued_row(member: bytes, about: Sequence[bytes], _workers: Mapping[bytes, str], _shard: int) -> Row:
     """
-    A job of the queue, in the order of `QUEUED`; *about* is as for `duly.spark.rows.row_of`.
+    A job of the queue, in the order of `QUEUED`: `duly.record.sight.sighted`, without values in between.
+
+    *about* is as for `duly.spark.rows.row_of`.
     """
     record, apart, _, _, score, _ = about
-    seen = sighted(JobKey.of(member), record, apart, score)
-    queued = seen.queued
-    return (*seen.key, *queued._replace(body=digest(queued.body), state=int(queued.state)))  # type: ignore[arg-type]
+    mark = record[0]
+    began, due_ms = False, 0
+    if mark & 64:
+        _, attempts, crashes, *_, due_ms, revision, _ = HEAD.unpack_from(record)
+        began, at = bool(attempts or crashes), HEAD.size
+    else:
+        _, revision, _ = BASE.unpack_from(record)
+        at = BASE.size
+    # Options and body follow each other, unless the body stands apart.
+    rest = record[at:] if mark < 128 else record[at : at + OPTIONS.size * (mark >> 5 & 1)] + apart
+    topic, _, id_ = member.decode().partition("/")
+    due_ms = int(float(score)) if score else due_ms
+    return (topic, id_, revision, mark & 7, due_ms, digest(_LANES[mark >> 3 & 3] + rest), began)

@@ -137,8 +137,7 @@ class RecordReader(DataSourceReader):
         schema = arrow(PROMISED)
         with reached(self.url) as engine:
             for each in partition.ranges:
-                for page in read_range(engine, self.namespace, each):
-                    rows = [promised_row(seen) for seen in page]
+                for rows in read_range(engine, self.namespace, each, promised_row):
                     yield pa.RecordBatch.from_arrays(arrays_of(rows, schema), schema=schema)
 
 

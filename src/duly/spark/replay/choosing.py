@@ -22,7 +22,7 @@ TOLD = (
     *("error", "due_at", "finished_at", "lateness_ms"),
 )
 #: What only the queue knows.
-CARRIED = ("payload", "ttr", "max_attempts", "context", "callback")
+CARRIED = ("payload", "ttr", "max_attempts", "context", "callback", "reply_to")
 ID_CHARS = 180  #: of an old id that are kept in a new one, so that it stays valid
 
 
@@ -114,6 +114,7 @@ def sent(chosen: DataFrame, run: str, now: datetime, *, same_ids: bool) -> DataF
         "max_attempts",
         _with_lineage(source, run).alias("context"),
         "callback",
+        "reply_to",
     )
 
 

@@ -49,7 +49,8 @@ class ReplayOptions:
     plan: bool = False
     rate: float | None = None
     rejects: str | None = None
-    limits: Mapping[str, int] = field(default_factory=dict)
+    record: str | None = field(default=None, repr=False)  #: if the queue has one
+    limits: Mapping[str, int] = field(default_factory=dict)  #: and what else the format takes
 
     def __post_init__(self) -> None:
         """
@@ -81,10 +82,9 @@ class Replay(msgspec.Struct, frozen=True):
     sent: Report
 
 
-@contextmanager
-def replayed(spark: SparkSession, options: ReplayOptions) -> Iterator[tuple[Replay, DataFrame]]:
+def replay(spark: SparkSession, options: ReplayOptions) -> Replay:
     """
-    Send again what the query chooses; yields what was done, and the rows that were sent.
+    Send again what the query chooses, and tell what was done.
 
     Raises:
         UsageError: The query, a view or an option is wrong.
@@ -101,7 +101,7 @@ def replayed(spark: SparkSession, options: ReplayOptions) -> Iterator[tuple[Repl
                 whole = found.where("payload is not null")
                 rows = sent(whole, options.run, datetime.now(UTC), same_ids=options.same_ids)
                 report = schedule(rows, **_writing(options))
-                yield Replay(options.run, count, count - report.rows, report), rows
+                return Replay(options.run, count, count - report.rows, report)
             finally:
                 found.unpersist()
 
@@ -115,6 +115,7 @@ def _writing(options: ReplayOptions) -> dict[str, Any]:
         "plan": options.plan,
         "rate": options.rate,
         "rejects": options.rejects,
+        "record": options.record,
         **options.limits,
     }
 
