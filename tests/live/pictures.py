@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
+from pathlib import Path
 
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console, Group
@@ -86,6 +87,7 @@ PLAYED = Played(
     {"succeeded": 50},
     WorkerLine("worker-2", 4712, "killed", 1),
     23.1,
+    Path("/tmp/duly-demo-5f0c2a91.html"),
 )
 
 

@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from duly.cli.loop import session
 from duly.cli.main import OK
-from duly.cli.options import DURATION, TIME, as_json, examples
+from duly.cli.noting import noted
+from duly.cli.options import DURATION, TIME, app_of, as_json, examples, server
 from duly.cli.output import print_json, print_table, say
 from duly.cli.sparking import open_spark, spark_options, watched
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
+
+    from pyspark.sql import SparkSession
 
     from duly.spark.report.pipeline import Report
 
@@ -24,11 +28,15 @@ if TYPE_CHECKING:
     short_help="how the jobs went: on time, failures, busiest hours",
     epilog=examples(
         "duly pipeline report --table lake/history --html report.html",
+        "duly pipeline report --table lake/history --update --html report.html",
         "duly pipeline report --table lake/history --from 2026-11-01T00:00Z --to 2026-12-01T00:00Z "
         "--out november --format csv",
     ),
 )
 @click.option("--table", required=True, metavar="PATH", help="The history.")
+@click.option(
+    "--update", is_flag=True, help="Bring the history up to date first, as duly pipeline history --once does."
+)
 @click.option("--from", "start", type=TIME, metavar="TIME", help="Default: a day before --to.")
 @click.option("--to", "end", type=TIME, metavar="TIME", help="Default: now.")
 @click.option(
@@ -43,9 +51,11 @@ if TYPE_CHECKING:
     "--format", "kind", type=click.Choice(["parquet", "csv", "json"]), default="parquet", help="Of --out."
 )
 @spark_options
+@server
 @as_json
 def report(
     table: str,
+    update: bool,
     start: datetime | None,
     end: datetime | None,
     slo: timedelta,
@@ -60,13 +70,16 @@ def report(
     """
     Report from the history: lateness against the due time, error budget, failures, retries, run times.
 
-    The day before now, unless --from and --to say otherwise.
+    The day before now, unless --from and --to say otherwise.  Only --update needs the queue.
     """
     from datetime import UTC, datetime, timedelta
 
     from duly.spark.report.pipeline import ReportOptions, write_tables
     from duly.spark.report.pipeline import report as make
 
+    spark = open_spark(master, conf)
+    if update:
+        _update(spark, table)
     end = end or datetime.now(UTC)
     options = ReportOptions(
         table=table,
@@ -75,7 +88,6 @@ def report(
         slo_ms=round(slo.total_seconds() * 1000),
         goal=goal,
     )
-    spark = open_spark(master, conf)
     with watched(spark, "report"):
         found = make(spark, options)
     if html is not None:
@@ -89,6 +101,19 @@ def report(
     else:
         _print(found)
     return OK
+
+
+def _update(spark: SparkSession, table: str) -> None:
+    from duly.spark.history.pipeline import HistoryOptions, history
+
+    app = app_of(existing=True)
+    with session(app) as ask:
+        url = ask(app.store()).link.url
+        options = HistoryOptions(url=url, table=table, namespace=app.settings.namespace)
+        with noted("history", app, ask) as counts, watched(spark, "history"):
+            run = history(spark, options)
+            counts.update(events=run.rows, batches=run.batches)
+    say(f"{run.rows:,} events are new in {table}")
 
 
 def _records(found: Report, name: str) -> object:
