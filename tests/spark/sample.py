@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from duly.spark import session
-from duly.spark.report.pipeline import Report, ReportOptions, pictures_of, tables_of
+from duly.spark.report.pipeline import Report, ReportOptions, tables_of
 from tests.docs.images import DRAWN, IMAGES
 from tests.spark.stories import NOON, Story, ms
 
@@ -69,10 +69,11 @@ def main() -> None:
     options = ReportOptions(table="", start=NOON - timedelta(days=DAYS), end=NOON)
     frames = tables_of(week().frame(spark).cache(), options)
     tables = {name: frame.toPandas() for name, frame in frames.items()}
-    report = Report(options, tables, pictures_of(tables, options.slo_ms))
+    report = Report(options, tables)
     folder.mkdir(parents=True, exist_ok=True)
+    pictures = report.pictures()
     for name in DRAWN:
-        (folder / f"spark-{name}.png").write_bytes(report.pictures[name])
+        (folder / f"spark-{name}.png").write_bytes(pictures[name])
     if len(sys.argv) > 1:
         (folder / "report.html").write_text(report.html(), "utf-8")
 
