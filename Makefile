@@ -94,7 +94,7 @@ test: setup ## Run the tests, without the long ones (ARGS='-k claim' for some of
 test-long: setup ## Run all tests, the long ones too
 	$(BIN)/pytest -q --long -m "long or not long" $(ARGS)
 
-demo: setup ## See it work: jobs run on time although a worker is killed (ARGS='--count 200')
+demo: setup ## See it work: jobs run on time although a worker is killed, and a report (ARGS='--count 200')
 	$(BIN)/duly demo $(ARGS)
 
 bench: setup ## Measure throughput, lateness and memory (ARGS='--help' for a choice)

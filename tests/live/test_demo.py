@@ -129,7 +129,7 @@ def test_jobs_of_a_plan_are_spread_and_the_same_each_time():
     assert jobs != replace(Plan(), seed=2).jobs()
     assert (50, 50) == (len(jobs), len({job[1] for job in jobs}))
     assert {"mail.send", "invoice.print", "reminder.call"} == {job[0] for job in jobs}
-    assert all(0 < job[2] <= 20 and 50 <= job[3] <= 300 for job in jobs)
+    assert all(0 < job[2] <= 15 and 50 <= job[3] <= 300 for job in jobs)
 
 
 def test_without_a_terminal_it_prints_lines_and_the_same_table(run, here):

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @click.option(
     "--within",
     type=click.FloatRange(min=1, max=3600),
-    default=20.0,
+    default=15.0,
     show_default=True,
     metavar="SECONDS",
     help="They are due within so many seconds.",

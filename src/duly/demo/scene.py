@@ -51,7 +51,7 @@ class Plan:
     """
 
     count: int = 50
-    within_s: float = 20.0
+    within_s: float = 15.0
     workers: int = 3
     lease_s: float = 2.0
     seed: int = 1
