@@ -100,7 +100,7 @@ test-long: setup ## Run all tests, the long ones too
 	$(PYTEST) --long $(SIDE_BY_SIDE) -m "not alone" $(ARGS) || [ $$? = 5 ]
 	$(PYTEST) --long -m alone $(ARGS) || [ $$? = 5 ]
 
-demo: setup ## See it work: jobs run on time although a worker is killed (ARGS='--count 200')
+demo: setup ## See it work: jobs run on time although a worker is killed, and a report (ARGS='--count 200')
 	$(BIN)/duly demo $(ARGS)
 
 bench: setup ## Measure throughput, lateness and memory (ARGS='--help' for a choice)

@@ -11,7 +11,7 @@ from tests.live.pictures import pictures
 
 IMAGES = ROOT / "docs" / "images"
 #: Made by ``python -m tests.spark.sample``, and not compared: fonts are drawn a little differently elsewhere.
-DRAWN = ("lateness", "forecast")
+DRAWN = ("lateness", "forecast", "reminders")
 
 
 def write() -> None:

@@ -4,6 +4,7 @@ Fixtures of tests of commands: a folder, a server, terminals, and the processes 
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from tests.live.running import Running
 from tests.live.terminal import Terminal, duly, environment
 from tests.servers import Server, binary
+from tests.spark.conftest import missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,6 +36,17 @@ def here() -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory(prefix="duly-cli-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         yield Path(folder).resolve()
+
+
+@pytest.fixture
+def spark_is_here() -> None:
+    """
+    Skip where there is no Spark; in CI there must be one.
+    """
+    if why := missing():
+        if os.environ.get("CI"):
+            pytest.fail(why)
+        pytest.skip(why)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from duly.demo.scene import Plan, Played
 from duly.errors import UsageError
 from tests.acceptance.harness import gone, until
 
-SMALL = ("--count", "12", "--within", "3", "--lease", "1")
+SMALL = ("--count", "12", "--within", "3", "--lease", "1", "--no-report")
 DUE = {"a": 1_000, "b": 2_000}
 
 
@@ -129,7 +129,7 @@ def test_jobs_of_a_plan_are_spread_and_the_same_each_time():
     assert jobs != replace(Plan(), seed=2).jobs()
     assert (50, 50) == (len(jobs), len({job[1] for job in jobs}))
     assert {"mail.send", "invoice.print", "reminder.call"} == {job[0] for job in jobs}
-    assert all(0 < job[2] <= 20 and 50 <= job[3] <= 300 for job in jobs)
+    assert all(0 < job[2] <= 15 and 50 <= job[3] <= 300 for job in jobs)
 
 
 def test_without_a_terminal_it_prints_lines_and_the_same_table(run, here):
@@ -157,13 +157,46 @@ def test_without_a_terminal_it_prints_lines_and_the_same_table(run, here):
     assert [] == list(here.iterdir())
 
 
-def test_without_the_packages_for_http_jobs_are_sent_to_the_server_itself(run, here):
+def test_without_the_packages_for_http_and_spark_it_goes_on_and_says_what_is_missing(run, here):
     (here / "sitecustomize.py").write_text(
-        "import sys\nfor name in ('httpx', 'starlette', 'uvicorn'): sys.modules[name] = None\n"
+        "import sys\nfor name in ('httpx', 'starlette', 'uvicorn', 'pyspark'): sys.modules[name] = None\n"
     )
-    done = run("demo", *SMALL, TMPDIR=str(here), PYTHONPATH=f"{here}:{os.environ.get('PYTHONPATH', '')}")
+    path = f"{here}:{os.environ.get('PYTHONPATH', '')}"
+    done = run("demo", *SMALL[:-1], TMPDIR=str(here), PYTHONPATH=path)
     assert (0, "") == (done.returncode, done.stderr)
     assert "12 jobs are submitted, due within 3 s" in done.stdout
+    assert done.stdout.endswith(
+        "For a report of it as a page (pyspark is missing): pip install 'duly[spark,java]'\n"
+    )
+
+
+@pytest.mark.timeout(400)
+def test_it_ends_with_a_report_of_the_jobs_that_just_ran(run, here, spark_is_here):
+    done = run("demo", *SMALL[:-1], TMPDIR=str(here), within_s=300)
+    assert (0, "") == (done.returncode, done.stderr)
+    [page] = here.iterdir()
+    assert done.stdout.endswith(f"How late, hour by hour, as a page: {page}\n")
+    html = page.read_text("utf-8")
+    assert re.search(r"<dt>jobs started</dt><dd[^>]*>1[3-9]</dd>", html), "twelve, and who started again"
+    assert {"mail.send", "invoice.print", "reminder.call"} <= set(re.findall(r"<td>([a-z.]+)</td>", html))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+async def test_ctrl_c_while_spark_is_at_work_leaves_nothing_behind(terminal, here, spark_is_here):
+    screen = terminal("demo", *SMALL[:-1], lines=60, TMPDIR=str(here))
+    screen.until(lambda text: "Spark writes down" in text)
+    await until(lambda: [*here.glob("duly-demo-*/history/_delta_log")], 200, "Spark is at work")
+    screen.type("\x03")
+    assert 130 == screen.wait(120)
+    assert [] == list(here.iterdir())
+
+
+def test_a_report_that_could_not_be_made_is_a_sentence_and_no_failure():
+    told = replace(played(), no_page="Spark made no report: no space left")
+    assert told.shown
+    assert "Spark made no report: no space left" in said(told)
+    assert document(told)["report"] is None
 
 
 def test_its_summary_for_programs_has_these_fields(run, here):
@@ -173,7 +206,7 @@ def test_its_summary_for_programs_has_these_fields(run, here):
     figures = {"jobs", "p50_ms", "p90_ms", "p99_ms", "max_ms"}
     assert {
         *("ok", "submitted", "completed", "succeeded", "lost", "early", "completed_twice", "unknown"),
-        *("started_again", "killed", "lateness", "workers", "within_s", "lease_s", "took_s"),
+        *("started_again", "killed", "lateness", "workers", "within_s", "lease_s", "took_s", "report"),
     } == set(summary)
     assert {"on_time", "recovered"} == set(summary["lateness"])
     assert [figures, figures] == [set(group) for group in summary["lateness"].values()]

@@ -6,13 +6,21 @@ from __future__ import annotations
 
 import random
 import sys
+import tempfile
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from duly.spark import session
-from duly.spark.report.pipeline import Report, ReportOptions, pictures_of, tables_of
+from duly.spark.forecast.transforms import SERVICE, forecast
+from duly.spark.report.pipeline import Report, ReportOptions, tables_of
+from duly.spark.report.plots import due_forecast
 from tests.docs.images import DRAWN, IMAGES
+from tests.docs.pages import ROOT
 from tests.spark.stories import NOON, Story, ms
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 TOPICS = ("mail.welcome", "payment.check", "report.build")
 REASONS = (
@@ -63,16 +71,35 @@ def week() -> Story:
     return story
 
 
+def reminders(spark: SparkSession) -> bytes:
+    """
+    What examples/reminders has ahead of it, once the first ones are sent.
+    """
+    sys.path.insert(0, str(ROOT / "examples" / "reminders"))
+    from customers import COLUMNS, Customers
+    from plan import wanted
+
+    with tempfile.TemporaryDirectory() as folder:
+        customers = Customers(f"sqlite:///{folder}/customers.db")
+        customers.create(50_000, NOON - timedelta(minutes=1), within_s=30)
+        rows = wanted(spark.createDataFrame(customers.rows(), COLUMNS))
+    jobs = rows.selectExpr("'mail.reminder' as topic", "unix_millis(due_at) as due_ms")
+    ahead = jobs.where(f"due_ms > {ms(NOON)}")
+    rates = spark.createDataFrame([], SERVICE)
+    return due_forecast(forecast(ahead, rates, now_ms=ms(NOON), slice_s=3600, hours=24).toPandas())
+
+
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES
     spark = session("local[2]", **{"spark.sql.shuffle.partitions": "2"})
     options = ReportOptions(table="", start=NOON - timedelta(days=DAYS), end=NOON)
     frames = tables_of(week().frame(spark).cache(), options)
     tables = {name: frame.toPandas() for name, frame in frames.items()}
-    report = Report(options, tables, pictures_of(tables, options.slo_ms))
+    report = Report(options, tables)
     folder.mkdir(parents=True, exist_ok=True)
+    pictures = {**report.pictures(), "reminders": reminders(spark)}
     for name in DRAWN:
-        (folder / f"spark-{name}.png").write_bytes(report.pictures[name])
+        (folder / f"spark-{name}.png").write_bytes(pictures[name])
     if len(sys.argv) > 1:
         (folder / "report.html").write_text(report.html(), "utf-8")
 

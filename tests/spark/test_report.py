@@ -7,14 +7,16 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 from html.parser import HTMLParser
+from xml.etree import ElementTree as ET
 
 import pytest
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from duly.errors import UsageError
 from duly.spark.report import schemas, transforms
+from duly.spark.report.drawing import DARK, PAGE, PAPER, PHONE
 from duly.spark.report.page import Figure, Section, page
-from duly.spark.report.pipeline import Report, ReportOptions, pictures_of, report, tables_of, write_tables
+from duly.spark.report.pipeline import Report, ReportOptions, report, tables_of, write_tables
 from tests.spark.stories import NOON, Story, ms
 
 pytestmark = pytest.mark.timeout(400)
@@ -116,7 +118,7 @@ class Checker(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         attributes = dict(attrs)
-        if tag not in ("meta", "img"):
+        if tag not in ("meta", "img", "source"):
             self.open.append(tag)
         if tag == "img":
             self.alts.append(attributes["alt"])
@@ -137,10 +139,11 @@ def told(spark):
         story.tell(f"j{number}", "enqueued", "claimed", at=NOON + timedelta(minutes=number))
         ended(story, f"j{number}", number * 20, at=NOON + timedelta(minutes=number))
     ended(story, "bad", 7, "buried", reason='<script>alert("x")</script>')
+    ended(story, "again", 7, "retried", reason="Timeout: #")
     story.tell("later", "enqueued", due_ms=ms(NOON + 5 * HOUR))
     options = ReportOptions(table="", start=NOON - HOUR, end=NOON + 2 * HOUR, slo_ms=500)
     tables = {name: frame.toPandas() for name, frame in tables_of(story.frame(spark), options).items()}
-    return Report(options, tables, pictures_of(tables, options.slo_ms))
+    return Report(options, tables)
 
 
 def test_the_page_stands_alone_and_can_be_read_without_seeing_it(told, tmp_path):
@@ -148,10 +151,10 @@ def test_the_page_stands_alone_and_can_be_read_without_seeing_it(told, tmp_path)
     checker = Checker()
     checker.feed(html)
     assert [] == checker.open
-    assert ["on-time", "lateness", "forecast", "failures", "retries"] == list(told.pictures)
+    assert ["on-time", "lateness", "forecast", "failures", "retries"] == list(told.pictures())
     assert 5 == len(checker.sources) == len([alt for alt in checker.alts if len(alt) > 20])
-    assert all(source.startswith("data:image/png;base64,") for source in checker.sources)
-    assert not re.search(r'(src|href)="(?!data:|#)', html)
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in checker.sources)
+    assert not re.search(r'(src|srcset|href)="(?!data:|#)', html)
     assert checker.links
     assert set(checker.links) <= set(checker.ids)
     assert "<script" not in html
@@ -161,7 +164,7 @@ def test_the_page_stands_alone_and_can_be_read_without_seeing_it(told, tmp_path)
 @pytest.mark.parametrize("kind", ["parquet", "csv", "json"])
 def test_tables_are_written_as_files(told, tmp_path, kind):
     written = write_tables(told, tmp_path, kind)
-    assert {*(f"{name}.{kind}" for name in told.tables), *(f"{name}.png" for name in told.pictures)} == {
+    assert {*(f"{name}.{kind}" for name in told.tables), *(f"{name}.png" for name in told.pictures())} == {
         path.name for path in written
     }
     assert b"\x89PNG" == (tmp_path / "lateness.png").read_bytes()[:4]
@@ -174,14 +177,57 @@ def test_tables_are_written_as_files(told, tmp_path, kind):
 def test_an_empty_history_makes_a_page_without_pictures(spark):
     options = ReportOptions(table="", start=NOON, end=NOON + HOUR)
     tables = {name: frame.toPandas() for name, frame in tables_of(Story().frame(spark), options).items()}
-    empty = Report(options, tables, pictures_of(tables, options.slo_ms))
-    assert {} == empty.pictures
-    assert "How the jobs went" in empty.html()
+    empty = Report(options, tables)
+    assert {} == empty.pictures()
+    html = empty.html()
+    for words in (
+        "No job began and ended",
+        "No job was due",
+        "No job has used any of it",
+        "Nothing is scheduled for the next 24 hours",
+        "No run failed",
+        "No run had to be repeated",
+        "No run ended",
+        "Nothing happened",
+    ):
+        assert words in html
+    assert "<img" not in html
+    assert "<table" not in html
+
+
+def test_pictures_follow_the_colours_that_a_reader_prefers(told):
+    for look in (PAGE, PHONE):
+        for name, svg in told.pictures(look).items():
+            text = svg.decode()
+            [style] = re.findall(r"<style>(.*?)</style>", text)
+            assert "@media screen and (prefers-color-scheme: dark)" in style, name
+            assert [] == [colour for colour in DARK if colour in text.replace(style, "")], name
+            assert "var(--c0)" in text
+            ET.fromstring(svg)  # noqa: S314  # our own, and well formed
+    assert "prefers-color-scheme: dark" in told.html()
+
+
+def test_the_page_has_the_paper_of_its_pictures(told):
+    assert {f"--paper: {colour};" for colour in (PAPER, DARK[PAPER])} == set(
+        re.findall(r"--paper: #\w+;", told.html())
+    )
+
+
+def test_long_reasons_are_cut_to_the_width_of_the_picture():
+    assert ("x" * 40, "x" * 75 + "…") == (PAGE.cut("x" * 40), PAGE.cut("x" * 90))
+    assert len(PHONE.cut("x" * 90)) < 46
+
+
+def test_units_stand_in_the_heads_of_tables(told):
+    html = told.html()
+    assert '<th scope="col" class="number">p99, ms</th>' in html
+    assert '<th scope="col" class="number">busy, s</th>' in html
+    assert '<th scope="col" class="number">peak per s</th>' in html
 
 
 def test_what_others_wrote_is_shown_as_text():
-    html = page("<b>", "&", [Figure("<i>", "1")], [Section('"quoted"', "<u>")])
-    assert not re.search("<[biu]>", html)
+    html = page("<b>", "&", [Figure("<i>", "1")], [Section('"quoted"', "<u>", "<s>")])
+    assert not re.search("<[bius]>", html)
 
 
 def test_times_the_wrong_way_round_are_refused(spark):

@@ -5,6 +5,11 @@
 from __future__ import annotations
 
 import logging
+import secrets
+import tempfile
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -36,7 +41,7 @@ if TYPE_CHECKING:
 @click.option(
     "--within",
     type=click.FloatRange(min=1, max=3600),
-    default=20.0,
+    default=15.0,
     show_default=True,
     metavar="SECONDS",
     help="They are due within so many seconds.",
@@ -57,31 +62,71 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="How long the job of the killed worker waits until it is taken back.",
 )
+@click.option(
+    "--report",
+    "page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where the report goes. Default: a new file in the temporary directory.",
+)
+@click.option("--no-report", is_flag=True, help="End without the report, which takes Spark some seconds.")
 @as_json
-def demo(count: int, within: float, workers: int, lease: float, as_json: bool) -> int:
+def demo(
+    count: int, within: float, workers: int, lease: float, page: Path | None, no_report: bool, as_json: bool
+) -> int:
     """
     Watch jobs run on time although a worker is killed.
 
     Starts a server in a temporary directory and some workers, submits jobs (over HTTP where the packages for
     it are installed), kills a worker with SIGKILL while it runs one, and compares what ran with what was
-    submitted.  Takes about half a minute, needs nothing, and leaves nothing behind.  Exits with 1 if a job
-    was lost, early, or completed twice.
+    submitted.  Where Spark is installed (duly[spark]), it ends with the report of duly pipeline report over
+    these jobs.  Takes less than a minute, needs nothing, and leaves nothing behind but that page.  Exits with
+    1 if a job was lost, early, or completed twice.
     """
     # What services say while they start and stop is not news here.
     logging.getLogger("duly").setLevel(logging.ERROR)
-    plan = Plan(count=count, within_s=within, workers=workers, lease_s=lease)
+    no_page = "" if no_report else _no_spark()
+    plan = Plan(
+        count=count,
+        within_s=within,
+        workers=workers,
+        lease_s=lease,
+        page=None if no_report or no_page else (page.absolute() if page else _new_page()),
+    )
     out = console(stderr=as_json)
     played = run(
         until_signal(_live(plan) if out.is_terminal and not as_json else _plain(plan, quiet=as_json))
     )
     if isinstance(played, int):
         return played
+    if no_page:
+        played = replace(played, no_page=no_page)
     if as_json:
         print_json(document(played))
     else:
         out.print()
         out.print(render(played), soft_wrap=not out.is_terminal)
     return OK if played.shown else NO
+
+
+def _no_spark() -> str:
+    """
+    Why no report can be made here, and what to do about it; nothing if one can.
+    """
+    from duly.errors import UsageError
+    from duly.spark.java import find_java
+
+    missing = [name for name in ("pyspark", "deltalake", "matplotlib") if find_spec(name) is None]
+    if missing:
+        return f"For a report of it as a page ({missing[0]} is missing): pip install 'duly[spark,java]'"
+    try:
+        find_java()
+    except UsageError as error:
+        return f"For a report of it as a page: {error}"
+    return ""
+
+
+def _new_page() -> Path:
+    return Path(tempfile.gettempdir(), f"duly-demo-{secrets.token_hex(4)}.html")
 
 
 async def _live(plan: Plan) -> Played:

@@ -57,6 +57,7 @@ def document(played: Played) -> dict[str, Any]:
         "within_s": played.plan.within_s,
         "lease_s": played.plan.lease_s,
         "took_s": round(played.took_s, 3),
+        "report": None if played.page is None else str(played.page),
     }
 
 
@@ -80,7 +81,17 @@ def render(played: Played) -> RenderableType:
         _proof(played),
         Text(),
         _verdict(played),
+        *_page(played),
     )
+
+
+def _page(played: Played) -> list[Text]:
+    """
+    Where the report is; it stands on one line, so that it can be clicked or copied.
+    """
+    if played.page is not None:
+        return [Text(f"How late, hour by hour, as a page: {played.page}", no_wrap=True, overflow="ignore")]
+    return [Text(played.no_page, style="dim")] if played.no_page else []
 
 
 def _bars(values: Sequence[float]) -> list[tuple[str, int]]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from duly.app import Duly
+from duly.demo.ending import Ending
 from duly.demo.frame import Frame, WorkerLine
 from duly.demo.ledger import HERE, Ledger, prove
 from duly.demo.service import Service, available
@@ -50,10 +51,11 @@ class Plan:
     """
 
     count: int = 50
-    within_s: float = 20.0
+    within_s: float = 15.0
     workers: int = 3
     lease_s: float = 2.0
     seed: int = 1
+    page: Path | None = None  #: where the report goes that Spark makes of it; None for no report
 
     def __post_init__(self) -> None:
         if self.workers < 2:
@@ -97,6 +99,8 @@ class Played:
     counts: dict[str, int]  #: jobs by state, as the store counts them
     killed: WorkerLine | None
     took_s: float
+    page: Path | None = None  #: the report, if there is one
+    no_page: str = ""  #: why there is none
 
     @property
     def shown(self) -> bool:
@@ -125,6 +129,7 @@ class Scene:
         self._frame = Frame(0.0, plan.count)
         self._children: list[Child] = []
         self._service = Service() if available() else None
+        self._ending = Ending(plan.page) if plan.page is not None else None
         self._killed: WorkerLine | None = None
         self._due_ms: dict[str, int] = {}
         self._keys: dict[str, JobKey] = {}
@@ -153,7 +158,20 @@ class Scene:
             await self._stop()
             self._look(ledger, counts)
             proof = prove(self._due_ms, ledger.read())
-        return Played(plan, proof, dict(counts), self._killed, time.monotonic() - self._began_s)
+            played = Played(plan, proof, dict(counts), self._killed, time.monotonic() - self._began_s)
+            return await self._end(played, url, folder)
+
+    async def _end(self, played: Played, url: str, folder: Path) -> Played:
+        """
+        Have the page written, from the events that the server still has.
+        """
+        if self._ending is None:
+            return played
+        self._news("Spark writes down what happened, and makes a report of it")
+        why_not = await self._ending.write(url, folder)
+        if why_not:
+            return replace(played, no_page=f"Spark made no report: {why_not}")
+        return replace(played, page=self._ending.page)
 
     # -- setting up ---------------------------------------------------------------------------------------
 
@@ -322,7 +340,8 @@ class Scene:
         for child in self._children:
             child.send(signal.SIGCONT)
         served = self._service.children if self._service is not None else []
-        await stop_all([*self._children, *served], within_s=10.0)
+        written = self._ending.children if self._ending is not None else []
+        await stop_all([*self._children, *served, *written], within_s=10.0)
 
 
 async def _hold_still(child: Child) -> bool:

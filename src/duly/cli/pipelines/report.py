@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from duly.cli.loop import session
 from duly.cli.main import OK
-from duly.cli.noting import noted_if_there
-from duly.cli.options import DURATION, TIME, as_json, examples, server
+from duly.cli.noting import noted, noted_if_there
+from duly.cli.options import DURATION, TIME, app_of, as_json, examples, server
 from duly.cli.output import print_json, print_table, say
 from duly.cli.sparking import open_spark, spark_options, watched
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
+
+    from pyspark.sql import SparkSession
 
     from duly.spark.report.pipeline import Report
 
@@ -25,11 +28,15 @@ if TYPE_CHECKING:
     short_help="how the jobs went: on time, failures, busiest hours",
     epilog=examples(
         "duly pipeline report --table lake/history --html report.html",
+        "duly pipeline report --table lake/history --update --html report.html",
         "duly pipeline report --table lake/history --from 2026-11-01T00:00Z --to 2026-12-01T00:00Z "
         "--out november --format csv",
     ),
 )
 @click.option("--table", required=True, metavar="PATH", help="The history.")
+@click.option(
+    "--update", is_flag=True, help="Bring the history up to date first, as duly pipeline history --once does."
+)
 @click.option("--from", "start", type=TIME, metavar="TIME", help="Default: a day before --to.")
 @click.option("--to", "end", type=TIME, metavar="TIME", help="Default: now.")
 @click.option(
@@ -48,6 +55,7 @@ if TYPE_CHECKING:
 @as_json
 def report(
     table: str,
+    update: bool,
     start: datetime | None,
     end: datetime | None,
     slo: timedelta,
@@ -62,14 +70,17 @@ def report(
     """
     Report from the history: lateness against the due time, error budget, failures, retries, run times.
 
-    The day before now, unless --from and --to say otherwise. The queue is asked nothing; if there is one, the
-    run is noted for `duly stats`.
+    The day before now, unless --from and --to say otherwise.  Only --update needs the queue; if there is one,
+    the run is noted for `duly stats`.
     """
     from datetime import UTC, datetime, timedelta
 
     from duly.spark.report.pipeline import ReportOptions, write_tables
     from duly.spark.report.pipeline import report as make
 
+    spark = open_spark(master, conf)
+    if update:
+        _update(spark, table)
     end = end or datetime.now(UTC)
     options = ReportOptions(
         table=table,
@@ -79,7 +90,6 @@ def report(
         goal=goal,
     )
     with noted_if_there("report") as counts:
-        spark = open_spark(master, conf)
         with watched(spark, "report"):
             found = make(spark, options)
         budget = found.tables["budget"]
@@ -95,6 +105,19 @@ def report(
     else:
         _print(found)
     return OK
+
+
+def _update(spark: SparkSession, table: str) -> None:
+    from duly.spark.history.pipeline import HistoryOptions, history
+
+    app = app_of(existing=True)
+    with session(app) as ask:
+        url = ask(app.store()).link.url
+        options = HistoryOptions(url=url, table=table, namespace=app.settings.namespace)
+        with noted("history", app, ask) as counts, watched(spark, "history"):
+            run = history(spark, options)
+            counts.update(events=run.rows, batches=run.batches)
+    say(f"{run.rows:,} events are new in {table}")
 
 
 def _records(found: Report, name: str) -> object:

@@ -5,6 +5,7 @@ One page with everything in it: no file beside it, nothing loaded from elsewhere
 from __future__ import annotations
 
 import base64
+import re
 from html import escape
 from importlib.resources import files
 from string import Template
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ROWS = 50  #: of a table on the page; the files have all
+SHORT = 15  #: a table that is shown at once
 
 
 class Figure(NamedTuple):
@@ -37,8 +39,9 @@ class Section(NamedTuple):
 
     title: str
     note: str
-    picture: bytes | None = None
-    alt: str = ""
+    nothing: str  #: said where there is no picture to show, or else no table
+    picture: tuple[bytes, bytes] | None = None  #: as SVG, for a wide and for a narrow screen
+    alt: str = ""  #: of the picture; empty where there never is one
     table: pd.DataFrame | None = None
 
 
@@ -75,35 +78,48 @@ def _section(section: Section) -> str:
         f'<h2 id="{anchor}">{escape(section.title)}</h2>',
         f'<p class="note">{escape(section.note)}</p>',
     ]
+    has_table = section.table is not None and len(section.table) > 0
     if section.picture:
-        data = base64.b64encode(section.picture).decode()
-        parts.append(f'<img alt="{escape(section.alt)}" src="data:image/png;base64,{data}">')
-    if section.table is not None and len(section.table):
-        parts.append(_table(section.table))
+        wide, narrow = (
+            f"data:image/svg+xml;base64,{base64.b64encode(data).decode()}" for data in section.picture
+        )
+        parts.append(
+            f'<picture><source media="(max-width: 34rem)" srcset="{narrow}">'
+            f'<img alt="{escape(section.alt)}" src="{wide}"></picture>'
+        )
+    elif section.alt or not has_table:
+        parts.append(f"<p>{escape(section.nothing)}</p>")
+    if section.table is not None and has_table:
+        # Where there is no picture, the table is what there is to see.
+        parts.append(_table(section.table, shown=not section.alt and len(section.table) <= SHORT))
     return "\n".join([*parts, "</section>"])
 
 
-def _table(table: pd.DataFrame) -> str:
-    shown = table.head(ROWS)
-    numbers = {name for name in shown.columns if shown[name].dtype.kind in "iuf"}
+def _table(table: pd.DataFrame, *, shown: bool) -> str:
+    top = table.head(ROWS)
+    numbers = {name for name in top.columns if top[name].dtype.kind in "iuf"}
     heads = "".join(
-        f'<th scope="col"{_class(name in numbers)}>{escape(name.replace("_", " "))}</th>'
-        for name in shown.columns
+        f'<th scope="col"{_class(name in numbers)}>{escape(_head(name))}</th>' for name in top.columns
     )
     rows = "\n".join(
         "<tr>"
         + "".join(
             f"<td{_class(name in numbers)}>{escape(_cell(name, value))}</td>"
-            for name, value in zip(shown.columns, row, strict=True)
+            for name, value in zip(top.columns, row, strict=True)
         )
         + "</tr>"
-        for row in shown.itertuples(index=False)
+        for row in top.itertuples(index=False)
     )
     caption = f"<caption>The first {ROWS} of {len(table):,} rows</caption>" if len(table) > ROWS else ""
     return (
-        f"<details><summary>Table</summary><div class=scroll><table>{caption}"
+        f"<details{' open' if shown else ''}><summary>Table</summary><div class=scroll><table>{caption}"
         f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></details>"
     )
+
+
+def _head(name: str) -> str:
+    # p99_ms is p99 in milliseconds; peak_per_s is no second.
+    return re.sub(r"(?<!_per)_(ms|s)$", r", \1", name).replace("_", " ")
 
 
 def _class(is_number: bool) -> str:  # noqa: FBT001  # private, and called beside the question

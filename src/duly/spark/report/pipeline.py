@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC
 from typing import TYPE_CHECKING, Any, Literal
 
 from duly.errors import UsageError
 from duly.spark.forecast.transforms import forecast, scheduled_of, service
 from duly.spark.history.reading import read_history
 from duly.spark.report import plots, transforms
+from duly.spark.report.drawing import FILE, PAGE, PHONE, Look
 from duly.spark.report.page import Figure, Section, page
 from duly.spark.report.plots import ms_text
 
@@ -43,18 +45,24 @@ class ReportOptions:
 @dataclass(frozen=True, slots=True)
 class Report:
     """
-    The tables by name, and the pictures.
+    The tables by name, and what can be made of them.
     """
 
     options: ReportOptions
     tables: dict[str, pd.DataFrame]
-    pictures: dict[str, bytes]
+
+    def pictures(self, look: Look = FILE) -> dict[str, bytes]:
+        """
+        Draw what there is something to draw of.
+        """
+        return pictures_of(self.tables, self.options.slo_ms, look)
 
     def html(self) -> str:
         """
         All of it on one page.
         """
-        span = f"{self.options.start:%Y-%m-%d %H:%M} to {self.options.end:%Y-%m-%d %H:%M}"
+        start, end = (moment.astimezone(UTC) for moment in (self.options.start, self.options.end))
+        span = f"{start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC"
         return page("How the jobs went", span, self._figures(), self._sections())
 
     def _figures(self) -> list[Figure]:
@@ -71,53 +79,72 @@ class Report:
         ]
 
     def _sections(self) -> list[Section]:
-        tables, pictures, options = self.tables, self.pictures, self.options
+        tables, options = self.tables, self.options
+        wide, narrow = self.pictures(PAGE), self.pictures(PHONE)
         within = ms_text(options.slo_ms)
         return [
             Section(
                 "On time",
                 f"A job is on time if it started within {within} of when it was due.",
-                pictures.get("on-time"),
+                "No job began and ended for the first time in this span.",
+                _shown("on-time", wide, narrow),
                 "Curve: the share of jobs that started within a time after they were due.",
                 tables["on_time"],
             ),
             Section(
                 "When it was late",
-                "The lateness that one job in a hundred exceeded, for each hour.",
-                pictures.get("lateness"),
+                "The lateness that one job in a hundred exceeded, for each hour. "
+                "In an hour without colour, none was due.",
+                "No job was due in this span.",
+                _shown("lateness", wide, narrow),
                 "Heat map: p99 lateness by day and hour of the day.",
                 tables["heat"],
             ),
             Section(
                 "Error budget",
-                f"{options.goal:.3%} of jobs should be on time; used is the part of the rest that is gone: "
-                "above 1 the goal was missed.",
+                f"{options.goal * 100:g} % of jobs should be on time; used is the part of the rest that is "
+                "gone: above 1 the goal was missed.",
+                "No job has used any of it.",
                 table=tables["budget"],
             ),
             Section(
                 "What is coming",
                 "Jobs that are scheduled, and what is left over if they are worked off as fast as so far.",
-                pictures.get("forecast"),
+                f"Nothing is scheduled for the next {options.hours:g} hours.",
+                _shown("forecast", wide, narrow),
                 "Bars: jobs due in each slice of time, by topic.",
                 tables["forecast"],
             ),
             Section(
                 "Failures",
                 "Runs that failed, by what was wrong.",
-                pictures.get("failures"),
+                "No run failed.",
+                _shown("failures", wide, narrow),
                 "Bars: failed runs by signature, retried and dead.",
                 tables["failures"],
             ),
             Section(
                 "Retries",
                 "Runs that had to be repeated: after an error, or after a crash of their worker.",
-                pictures.get("retries"),
-                "Lines: share of runs that were retried or crashed, by hour.",
+                "No run had to be repeated.",
+                _shown("retries", wide, narrow),
+                "Share of runs that were retried or crashed, by hour.",
                 tables["retries"],
             ),
-            Section("Run times", "How long handlers ran, by topic.", table=tables["run_times"]),
-            Section("Busiest hours", "How much happened, by hour.", table=tables["busiest"]),
+            Section(
+                "Run times",
+                "How long handlers ran, by topic.",
+                "No run ended.",
+                table=tables["run_times"],
+            ),
+            Section(
+                "Busiest hours", "How much happened, by hour.", "Nothing happened.", table=tables["busiest"]
+            ),
         ]
+
+
+def _shown(name: str, wide: dict[str, bytes], narrow: dict[str, bytes]) -> tuple[bytes, bytes] | None:
+    return (wide[name], narrow[name]) if name in wide else None
 
 
 def tables_of(history: DataFrame, options: ReportOptions) -> dict[str, DataFrame]:
@@ -160,21 +187,29 @@ def report(spark: SparkSession, options: ReportOptions) -> Report:
         tables = {name: frame.toPandas() for name, frame in tables_of(history, options).items()}
     finally:
         history.unpersist()
-    return Report(options, tables, pictures_of(tables, options.slo_ms))
+    return Report(options, tables)
 
 
-def pictures_of(tables: dict[str, pd.DataFrame], slo_ms: int) -> dict[str, bytes]:
+def pictures_of(tables: dict[str, pd.DataFrame], slo_ms: int, look: Look = FILE) -> dict[str, bytes]:
     """
     Draw what there is something to draw of.
     """
     drawn: dict[str, tuple[str, Callable[[Any], bytes]]] = {
-        "on-time": ("curve", lambda table: plots.on_time_curve(table, slo_ms)),
-        "lateness": ("heat", plots.heat_map),
-        "forecast": ("forecast", plots.due_forecast),
-        "failures": ("failures", plots.failures_bars),
-        "retries": ("retries", plots.retries_lines),
+        "on-time": ("curve", lambda table: plots.on_time_curve(table, slo_ms, look)),
+        "lateness": ("heat", lambda table: plots.heat_map(table, look)),
+        "forecast": ("forecast", lambda table: plots.due_forecast(table, look)),
+        "failures": ("failures", lambda table: plots.failures_bars(table, look)),
+        "retries": ("retries", lambda table: plots.retries_shares(table, look)),
     }
-    return {name: draw(tables[table]) for name, (table, draw) in drawn.items() if len(tables[table])}
+    worth: dict[str, Callable[[Any], bool]] = {
+        "forecast": lambda table: table["due"].sum() > 0,
+        "retries": lambda table: (table["retried"] + table["crashed"]).sum() > 0,
+    }
+    return {
+        name: draw(tables[table])
+        for name, (table, draw) in drawn.items()
+        if len(tables[table]) and (name not in worth or worth[name](tables[table]))
+    }
 
 
 def write_tables(report: Report, folder: Path, kind: Format) -> list[Path]:
@@ -192,7 +227,7 @@ def write_tables(report: Report, folder: Path, kind: Format) -> list[Path]:
         else:
             table.to_json(path, orient="records", date_format="iso", date_unit="ms", indent=1)
         written.append(path)
-    for name, png in report.pictures.items():
+    for name, png in report.pictures().items():
         path = folder / f"{name}.png"
         path.write_bytes(png)
         written.append(path)

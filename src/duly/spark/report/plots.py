@@ -4,71 +4,25 @@ The pictures of a report, drawn without a screen.
 
 from __future__ import annotations
 
-import io
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
-from matplotlib import colors, dates, ticker
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from matplotlib import colors, dates, patheffects, ticker
+
+from duly.spark.report.drawing import COLOURS, FILE, INK, PAPER, picture_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import pandas as pd
     from matplotlib.axes import Axes
 
-#: Told apart also by who sees few colours.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444")
-INK, GRID = "#1d2530", "#dfe3e8"
-WIDTH, HEIGHT, DPI = 6.4, 3.6, 160  #: few and large: text is still readable on a phone
-TOPICS = 6  #: lines that one picture can carry; the rest is summed up
-STYLE: Any = {
-    "font.size": 11,
-    "font.family": "DejaVu Sans",
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": "#8a94a0",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
-    "legend.fontsize": 9.5,
-}
+    from duly.spark.report.drawing import Look
 
-
-class Picture:
-    """
-    A figure on its way to becoming a PNG.
-    """
-
-    def __init__(self, figure: Figure) -> None:
-        self._figure = figure
-        self.png = b""
-
-    def finish(self) -> None:
-        """
-        Draw it.
-        """
-        out = io.BytesIO()
-        # Without the version of the library in it: the same figures make the same file.
-        self._figure.savefig(out, format="png", metadata={"Software": None})
-        self.png = out.getvalue()
-
-
-@contextmanager
-def _picture(height: float = HEIGHT) -> Iterator[tuple[Picture, Axes]]:
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained", facecolor="white")
-        FigureCanvasAgg(figure)
-        picture = Picture(figure)
-        yield picture, figure.subplots()
-        picture.finish()
+TOPICS = 6  #: colours that one picture can carry; the rest is summed up
+BARS = 48  #: hours that can be told apart as bars; more are lines
+LATE_MS = 10_000  #: the darkest of the heat map
+#: Without its palest shades, which white paper swallows.
+HEAT = colors.ListedColormap(mpl.colormaps["YlOrRd"].resampled(256)(range(30, 256)))
+MARKED = (0.5, 0.99)  #: shares that are named on the curve
 
 
 def ms_text(value: float, _: Any = None) -> str:
@@ -81,63 +35,62 @@ def ms_text(value: float, _: Any = None) -> str:
     return f"{value / 3_600_000:.3g} h"
 
 
-def on_time_curve(curve: pd.DataFrame, slo_ms: int) -> bytes:
+def on_time_curve(curve: pd.DataFrame, slo_ms: int, look: Look = FILE) -> bytes:
     """
     Which share of jobs had begun within which time.
     """
-    with _picture() as (picture, axes):
+    with picture_for(look) as (picture, axes):
         late = curve["lateness_ms"].clip(lower=1)
         axes.plot(late, curve["share"] * 100, color=COLOURS[0], linewidth=2.2)
         axes.fill_between(late, curve["share"] * 100, color=COLOURS[0], alpha=0.10)
         axes.axvline(slo_ms, color=COLOURS[1], linestyle="--", linewidth=1.4)
-        axes.text(
-            slo_ms,
-            3,
-            f" on time: ≤ {ms_text(slo_ms)}",
-            color=COLOURS[1],
-            ha="left",
-            va="bottom",
-            fontsize=9.5,
-        )
         axes.set_xscale("log")
         # From 1 ms on, and always wide enough to show where the goal is.
-        axes.set_xlim(1, max(10, slo_ms * 20, float(late.max()) * 1.2))
-        axes.set_ylim(0, 101)
+        widest = max(10.0, slo_ms * 20.0, float(late.max()) * 1.2)
+        axes.set_xlim(1, widest)
+        axes.set_ylim(0, 103)
+        _label(axes, f"on time: ≤ {ms_text(slo_ms)}", slo_ms, 3, widest, COLOURS[1], up=2)
+        for share in MARKED:
+            [ms] = late[curve["share"] == share]
+            axes.plot(ms, share * 100, "o", color=COLOURS[0], markersize=5)
+            _label(axes, f"p{share * 100:.0f} {ms_text(ms)}", ms, share * 100, widest, INK, up=-12)
         axes.xaxis.set_major_formatter(ms_text)
+        axes.xaxis.set_major_locator(ticker.LogLocator(numticks=4 if look.narrow else 7))
+        axes.xaxis.set_minor_formatter(ticker.NullFormatter())
         axes.set_xlabel("started within, after it was due")
         axes.set_ylabel("jobs, %")
-    return picture.png
+    return picture.data
 
 
-def heat_map(heat: pd.DataFrame) -> bytes:
+def heat_map(heat: pd.DataFrame, look: Look = FILE) -> bytes:
     """
     How late it was, by day and hour.
     """
     table = heat.pivot_table(index="date", columns="hour", values="p99_ms").reindex(columns=range(24))
-    with _picture(height=max(2.0, min(7.0, 1.3 + 0.28 * len(table)))) as (picture, axes):
-        low = max(1.0, float(heat["p99_ms"].min()))
-        norm = colors.LogNorm(low, max(low * 10, float(heat["p99_ms"].max())))
-        values = table.clip(lower=low).to_numpy(dtype=float)
+    with picture_for(look, height=max(2.0, min(7.0, 1.3 + 0.28 * len(table)))) as (picture, axes):
+        # The same scale on each page, unless it was worse: a colour means the same tomorrow.
+        norm = colors.LogNorm(1, max(LATE_MS, float(heat["p99_ms"].max())))
+        values = table.clip(lower=1).to_numpy(dtype=float)
         axes.grid(visible=False)
-        mesh = axes.pcolormesh(values, norm=norm, cmap="YlOrRd", edgecolors="white", linewidth=1)
+        mesh = axes.pcolormesh(values, norm=norm, cmap=HEAT, edgecolors=PAPER, linewidth=1)
         every = max(1, len(table) // 16)
-        axes.set_yticks(
-            [at + 0.5 for at in range(0, len(table), every)], [str(day) for day in table.index[::every]]
-        )
-        axes.set_xticks([at + 0.5 for at in range(0, 24, 3)], [f"{at:02d}" for at in range(0, 24, 3)])
+        days = [str(day)[5:] if look.narrow else str(day) for day in table.index[::every]]
+        axes.set_yticks([at + 0.5 for at in range(0, len(table), every)], days)
+        hours = range(0, 24, 6 if look.narrow else 3)
+        axes.set_xticks([at + 0.5 for at in hours], [f"{at:02d}" for at in hours])
         axes.invert_yaxis()
         axes.set_xlabel("hour of the day, UTC")
         bar = axes.figure.colorbar(mesh, ax=axes, format=ms_text)
         bar.ax.minorticks_off()
         bar.set_label("p99 lateness")
-    return picture.png
+    return picture.data
 
 
-def due_forecast(forecast: pd.DataFrame) -> bytes:
+def due_forecast(forecast: pd.DataFrame, look: Look = FILE) -> bytes:
     """
     What is due when, by topic, and what is left over.
     """
-    with _picture() as (picture, axes):
+    with picture_for(look) as (picture, axes):
         by_topic = forecast.pivot_table(index="slice", columns="topic", values="due", aggfunc="sum").fillna(0)
         by_topic = _largest(by_topic)
         step = (by_topic.index[1] - by_topic.index[0]) if len(by_topic) > 1 else None
@@ -156,56 +109,103 @@ def due_forecast(forecast: pd.DataFrame) -> bytes:
             below = below + by_topic[topic]
         backlog = forecast.groupby("slice")["backlog"].sum()
         if backlog.max() > 0:
-            axes.step(backlog.index, backlog, where="post", color=INK, linewidth=1.6, label="left over")
-        _dates(axes)
+            left = axes.plot(
+                *(backlog.index if step is None else backlog.index + step / 2, backlog.where(backlog > 0)),
+                *("D",),
+                color=INK,
+                markersize=5,
+                label="left over at its end",
+            )
+            left[0].set_path_effects([patheffects.withStroke(linewidth=3, foreground=PAPER)])
+        _dates(axes, look)
         axes.set_ylabel("jobs due")
-        axes.legend(ncols=3, loc="lower left", bbox_to_anchor=(0, 1.0))
-    return picture.png
+        axes.yaxis.set_major_locator(ticker.MaxNLocator(nbins=7, integer=True))
+        axes.set_xlabel("UTC")
+        _legend(axes, look)
+    return picture.data
 
 
-def failures_bars(failures: pd.DataFrame) -> bytes:
+def failures_bars(failures: pd.DataFrame, look: Look = FILE) -> bytes:
     """
     The most frequent signatures.
     """
     top = failures.head(10).iloc[::-1]
-    names = [
-        _short(f"{topic}: {signature or 'no reason'}")
-        for topic, signature in zip(top["topic"], top["signature"], strict=True)
-    ]
-    with _picture(height=1.4 + 0.34 * len(top)) as (picture, axes):
+    with picture_for(look, height=1.3 + 0.48 * len(top)) as (picture, axes):
         at = range(len(top))
-        axes.barh(at, top["retried"], color=COLOURS[4], label="retried")
-        axes.barh(at, top["buried"], left=top["retried"], color=COLOURS[1], label="dead")
-        axes.set_yticks(at, names, fontsize=9)
+        axes.barh(at, top["retried"], height=0.42, color=COLOURS[4], label="retried")
+        axes.barh(at, top["buried"], height=0.42, left=top["retried"], color=COLOURS[1], label="dead")
+        # Above its bar a name has the whole width to itself.
+        for row, (topic, signature) in enumerate(zip(top["topic"], top["signature"], strict=True)):
+            name = look.cut(f"{topic}: {signature or 'no reason'}")
+            axes.text(0, row + 0.27, name, transform=axes.transData, fontsize=9, va="bottom")
+        axes.set_yticks([])
+        axes.set_ylim(-0.4, len(top) - 0.2)
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("failed runs")
-        axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
-        axes.legend(ncols=2, loc="lower right", bbox_to_anchor=(1, 1.0))
-    return picture.png
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(nbins=5, integer=True))
+        axes.set_xlim(left=0)
+        _legend(axes, look)
+    return picture.data
 
 
-def retries_lines(retries: pd.DataFrame) -> bytes:
+def retries_shares(retries: pd.DataFrame, look: Look = FILE) -> bytes:
     """
     Which share of runs had to be repeated, by hour.
     """
     hours = retries.groupby("hour")[["runs", "retried", "crashed"]].sum()
-    with _picture() as (picture, axes):
-        for colour, marker, name in zip(COLOURS[1:3], "os", ("retried", "crashed"), strict=True):
-            share = (hours[name] / hours["runs"].where(hours["runs"] > 0)).fillna(0) * 100
-            # Marks tell the lines apart without colours, as long as there is room for them.
-            size = 4 if len(hours) <= 48 else 0
-            axes.plot(
-                hours.index, share, color=colour, marker=marker, markersize=size, linewidth=1.6, label=name
-            )
+    runs = hours["runs"].where(hours["runs"] > 0)
+    shares = {name: (hours[name] / runs).fillna(0) * 100 for name in ("retried", "crashed")}
+    with picture_for(look) as (picture, axes):
+        if len(hours) <= BARS:
+            hour, below = 1 / 24, 0 * runs.fillna(0)
+            for colour, (name, share) in zip(COLOURS[1:3], shares.items(), strict=True):
+                options: Any = {"width": hour * 0.92, "align": "edge", "color": colour, "label": name}
+                axes.bar(hours.index, share, bottom=below, **options)
+                below = below + share
+            # A few hours stay narrow: there is nothing to see beside them.
+            first, last = dates.date2num([hours.index[0], hours.index[-1]])  # type: ignore[no-untyped-call]
+            room = max(0.0, 6 * hour - (last - first)) / 2
+            axes.set_xlim(first - room - hour / 2, last + room + 1.5 * hour)
+        else:
+            for colour, (name, share) in zip(COLOURS[1:3], shares.items(), strict=True):
+                axes.plot(hours.index, share, color=colour, linewidth=1.6, label=name)
         axes.set_ylim(bottom=0)
-        _dates(axes)
+        _dates(axes, look)
         axes.set_ylabel("of all runs, %")
-        axes.legend(ncols=2, loc="lower left", bbox_to_anchor=(0, 1.0))
-    return picture.png
+        axes.set_xlabel("UTC")
+        _legend(axes, look)
+    return picture.data
 
 
-def _dates(axes: Axes) -> None:
-    locator = dates.AutoDateLocator(minticks=3, maxticks=7)  # type: ignore[no-untyped-call]
+def _label(axes: Axes, text: str, x: float, y: float, widest: float, colour: str, *, up: int) -> None:
+    """
+    Write beside a point, on the side that has room.
+    """
+    left = x * x > widest  # beyond the middle of an axis that begins at 1 and is logarithmic
+    axes.annotate(
+        text,
+        (x, y),
+        # To the left, a curve that rises comes down to it.
+        xytext=(-6, min(up, 2 * up)) if left else (6, up),
+        textcoords="offset points",
+        ha="right" if left else "left",
+        color=colour,
+        fontsize=9.5,
+    )
+
+
+def _legend(axes: Axes, look: Look) -> None:
+    # Below what it explains, bars first.
+    found = sorted(
+        zip(*axes.get_legend_handles_labels(), strict=True), key=lambda each: hasattr(each[0], "get_xydata")
+    )
+    handles, labels = zip(*found, strict=True)
+    axes.figure.legend(handles, labels, loc="outside lower center", ncols=2 if look.narrow else 4)
+
+
+def _dates(axes: Axes, look: Look) -> None:
+    most = 4 if look.narrow else 7
+    locator = dates.AutoDateLocator(minticks=2, maxticks=most)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
 
@@ -219,7 +219,3 @@ def _largest(table: pd.DataFrame) -> pd.DataFrame:
     if len(order) > TOPICS:
         kept["others"] = table[list(order[TOPICS:])].sum(axis=1)
     return kept
-
-
-def _short(text: str, width: int = 44) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
