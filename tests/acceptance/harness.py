@@ -83,7 +83,8 @@ class Ledger:
         path.touch()
 
     def read(self, word: str = "") -> list[Line]:
-        lines = [Line.of(text) for text in self.path.read_text().splitlines()]
+        # Behind the last line break is a line that somebody is just writing.
+        lines = [Line.of(text) for text in self.path.read_text().split("\n")[:-1]]
         return [line for line in lines if line.word == word] if word else lines
 
     async def wait_for(self, word: str, count: int = 1, *, within_s: float = 20) -> list[Line]:
