@@ -24,8 +24,8 @@ class Group(Generic[Item, Answer]):
 
     A batch never holds two items of the same key: scripts want their members distinct.
 
-    Many callers leave in two halves, and go on doing so: while the server works for one half, the other gets
-    its answers and asks for more.  In one batch they would wait for the server, and it for them, by turns.
+    With *halves*, many callers leave in two calls, and go on doing so: while the server works for one half,
+    the other gets its answers and asks for more.  In one they would wait for the server, and it for them.
     """
 
     def __init__(
@@ -35,8 +35,10 @@ class Group(Generic[Item, Answer]):
         key: Callable[[Item], Hashable],
         size: Callable[[Item], int],
         max_jobs: int = MAX_JOBS,
+        halves: bool = False,
     ) -> None:
         self._send = send
+        self._halves = halves
         self._key = key
         self._size = size
         self._max_jobs = max_jobs
@@ -78,7 +80,7 @@ class Group(Generic[Item, Answer]):
         try:
             while self._waiting:
                 most = self._max_jobs
-                if len(self._senders) == 1 and len(self._waiting) >= 2 * HALF_AT_LEAST:
+                if self._halves and len(self._senders) == 1 and len(self._waiting) >= 2 * HALF_AT_LEAST:
                     most = min(most, len(self._waiting) // 2)
                     self._start_sender()
                 batch = self._next_batch(most)

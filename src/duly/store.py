@@ -243,7 +243,7 @@ class Store:
         async def send(batch: list[tuple[Order, bytes]]) -> list[Placed | DulyError]:
             return await self._enqueue(shard, batch)
 
-        return Group(send, key=_order_key, size=_order_size)
+        return Group(send, key=_order_key, size=_order_size, halves=True)
 
     async def _enqueue(self, shard: int, batch: list[tuple[Order, bytes]]) -> list[Placed | DulyError]:
         topics: dict[str, None] = {}

@@ -65,6 +65,16 @@ def test_a_path_too_long_for_a_socket_works(data, embedded, monkeypatch):
         eventually(lambda: not living_in(deep))
 
 
+def test_the_temporary_directory_may_be_too_long_as_well(data, embedded, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(data.joinpath(*["another-long-name"] * 10)))
+    deep = data.joinpath(*["a-rather-long-name"] * 10)
+    server = embedded(path=deep)
+    assert answers(server.start())
+    assert str(server.url).startswith("unix:///tmp/")
+    server.close()
+    eventually(lambda: not living_in(deep))
+
+
 def test_a_short_link_is_not_made_where_others_could_change_it(data, embedded, monkeypatch):
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
         monkeypatch.setattr(tempfile, "tempdir", short)

@@ -435,14 +435,14 @@ def test_a_batch_handler_is_a_plain_function_of_one_argument():
 
 
 async def test_burst_ends_when_the_work_is_done(app, spark):
-    from duly.cli.pipelines.work import _work
+    from duly.cli.pipelines.work import _work_until
 
     @app.batch_handler("burst")
     def burst(jobs):
         return jobs.select("id", F.lit("ok").alias("outcome"))
 
     handle = await app.enqueue(burst.job())
-    await asyncio.wait_for(_work(app, spark, ["burst"], burst=True), LONG_S)
+    await asyncio.wait_for(_work_until(asyncio.Event(), app, spark, ["burst"], burst=True), LONG_S)
     assert JobState.succeeded is (await handle.get()).state
 
 

@@ -75,7 +75,7 @@ def test_from_events_to_a_report(duly, queue, tmp_path):
     code, out, err = duly("pipeline", "report", *words)
     assert 0 == code, err
     assert "Bad" in out
-    assert "data:image/png" in page.read_text("utf-8")
+    assert "data:image/svg+xml" in page.read_text("utf-8")
     assert (files / "on_time.csv").exists()
 
     picture = tmp_path / "forecast.png"

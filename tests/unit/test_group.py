@@ -83,7 +83,7 @@ async def test_many_callers_leave_in_two_halves_of_which_one_is_always_under_way
         under_way -= 1
         return batch
 
-    callers = Group(send, key=str, size=len)
+    callers = Group(send, key=str, size=len, halves=True)
 
     async def call_thrice(name):
         for number in range(3):

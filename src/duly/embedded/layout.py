@@ -66,7 +66,10 @@ class Layout:
     @property
     def _alias(self) -> Path:
         digest = hashlib.sha256(os.fsencode(self.root)).hexdigest()
-        return Path(tempfile.gettempdir(), f"duly-{os.getuid()}", digest[:16])
+        # A temporary directory may be far down a tree, too; this one has a short name everywhere.
+        places = (tempfile.gettempdir(), "/tmp")  # noqa: S108  # in it, a directory that only its owner may enter
+        links = [Path(place, f"duly-{os.getuid()}", digest[:16]) for place in places]
+        return next(link for link in links if _fits(link / keeper.SOCKET))
 
     def prepare(self) -> None:
         """

@@ -243,6 +243,7 @@ async def _opened(loop: Loop, options: WriteOptions, shards: int) -> WholeRecord
     record = WholeRecord(options.record, store, horizon_ms=options.horizon_ms, keep_ms=0)
     loop.at_end(record.aclose)
     await record.open()
+    await record.agreed()
     return record
 
 
