@@ -742,8 +742,8 @@ class Duly:
 
     async def _connect_remote(self) -> RemoteStore:
         # Only who has no server needs a client of HTTP.
-        from duly.remote.link import RemoteLink  # noqa: PLC0415
-        from duly.remote.store import RemoteStore  # noqa: PLC0415
+        from duly.remote.link import RemoteLink  # noqa: PLC0415  # only for HTTP
+        from duly.remote.store import RemoteStore  # noqa: PLC0415  # likewise
 
         settings = self.settings
         link = RemoteLink(

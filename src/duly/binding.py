@@ -130,7 +130,7 @@ class Binding:
         asdict = msgspec.structs.asdict
         optional = self._names != self._required
         last = next(reversed(self._signature.parameters), "")  # where **kwargs are, if there are any
-        extra: Any = dict[str, _readable(self._hints.get(last, Any))]  # type: ignore[misc]
+        extra: Any = dict[str, _readable(self._hints.get(last, Any))]  # type: ignore[misc]  # a type that is made at run time
 
         def closed(payload: bytes) -> Call:
             return (), asdict(read(payload))

@@ -141,7 +141,7 @@ class Decorator(Protocol):
 
     # A coroutine function also is a function; the first that fits is taken.
     @overload
-    def __call__(  # type: ignore[overload-overlap]
+    def __call__(  # type: ignore[overload-overlap]  # mypy takes any call for both
         self, fn: Callable[P, Coroutine[Any, Any, R]], /
     ) -> AsyncHandler[P, R]: ...
 

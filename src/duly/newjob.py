@@ -233,7 +233,7 @@ def at_least_one(number: int, what: str, most: int = 65_535) -> int:
 
 
 def _unknown(changes: object) -> UsageError:
-    names = [name for name in dict(changes) if name not in _OPTIONS]  # type: ignore[call-overload]
+    names = [name for name in dict(changes) if name not in _OPTIONS]  # type: ignore[call-overload]  # a TypedDict is a dict
     near = difflib.get_close_matches(names[0], _OPTIONS, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(_OPTIONS)}"
     return UsageError(f"unknown option {names[0]}; {hint}")

@@ -1020,7 +1020,7 @@ def _placed(key: JobKey, answer: bytes) -> Placed | DulyError:
             return JobExists(f"{key} exists already, {JobState(int(state)).name}")
         case "full":
             return QueueFull(f"topic {key.topic} is at its backlog limit; {key} was not stored")
-    return Placed(key, word, int(revision), int(float(due_ms)), JobState(int(state)))  # type: ignore[arg-type]
+    return Placed(key, word, int(revision), int(float(due_ms)), JobState(int(state)))  # type: ignore[arg-type]  # one of its words
 
 
 def unsound(error: DulyError) -> bool:

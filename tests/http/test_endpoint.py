@@ -515,6 +515,7 @@ async def test_options_come_from_the_request(make, queue):
     api = make(lifespan=lifespan(queue))
     async_endpoint(REFUND, refunding(queue), to=api, queue=queue, options=chosen)
     async with served(api, headers={"X-Tenant": "acme"}) as client:
+        sent = datetime.now(UTC)
         accepted = await client.post("/orders/7/refund?in=60", json={"amount": 2}, headers={ID: "mine"})
         assert ("acme:7", "mine") == (accepted.json()["id"], accepted.headers[ID])
         assert "/orders/7/refund/acme:7" == accepted.headers["location"]
@@ -525,7 +526,9 @@ async def test_options_come_from_the_request(make, queue):
             job.envelope.max_attempts,
             job.envelope.context["tenant"],
         )
-        assert timedelta(seconds=50) < job.due_at - datetime.now(UTC) <= timedelta(seconds=60)
+        # Rounded up to the millisecond.
+        minute, rounded = timedelta(seconds=60), timedelta(milliseconds=1)
+        assert sent + minute <= job.due_at <= datetime.now(UTC) + minute + rounded
         status = await client.get(accepted.headers["location"])
         assert (accepted.json(), "mine") == (status.json(), status.headers[ID])
         assert 50 <= int(status.headers["retry-after"]) <= 60

@@ -104,6 +104,16 @@ async def test_replace_replaces_what_differs_and_only_that(spark, queue):
     assert b'"other"' == job.payload
 
 
+async def test_what_is_settled_where_it_is_called_counts(spark, queue, monkeypatch):
+    # Spark's processes were started before.
+    monkeypatch.setenv("DULY_URL", queue.url)
+    monkeypatch.setenv("DULY_NAMESPACE", queue.namespace)
+    assert (3, 0, 0, 0) == counts(schedule(frame(spark, rows(3)), topic="mail"))
+    assert 3 == len(
+        [job for job in await Views(queue.store).get_many([JobKey("mail", row[0]) for row in rows(3)]) if job]
+    )
+
+
 async def test_the_same_id_twice_is_one_job(spark, queue):
     df = frame(spark, rows(3) * 4).coalesce(1)
     assert (3, 9, 0, 0) == counts(write(df, queue))

@@ -112,7 +112,7 @@ async def bare(rig: Rig, sizes: Sizes) -> list[Figure]:
         pipeline = client.pipeline(transaction=False)
         for n in range(at, at + 500):
             pipeline.hset("bare", str(n), value)  # type: ignore[unused-awaitable]  # a pipeline collects
-            pipeline.zadd("bare:due", {str(n): n})  # type: ignore[unused-awaitable]
+            pipeline.zadd("bare:due", {str(n): n})  # type: ignore[unused-awaitable]  # likewise
         await pipeline.execute()
     many = time.perf_counter() - began
     await client.aclose()

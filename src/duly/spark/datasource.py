@@ -64,7 +64,7 @@ class DulyDataSource(DataSource):
             )
         return JobWriter(*self._target(schema))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: FBT001, N802
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: FBT001, N802  # PySpark's words
         """
         Enqueue the rows of each batch of a stream.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from duly.ids import new_id
+from duly.settings import Settings
 from duly.spark.program import run
 from duly.spark.session import use
 from duly.spark.trouble import explained
@@ -46,7 +47,7 @@ def schedule(frame: DataFrame, **options: Any) -> Report:
         UsageError: An option, a column or a row is wrong.
         StoreUnavailable, OutcomeUnknown: See `duly.errors`; calling again is safe.
     """
-    given = {name: _said(value) for name, value in options.items() if value is not None}
+    given = _settled() | {name: _said(value) for name, value in options.items() if value is not None}
     with tempfile.TemporaryDirectory(prefix="duly-") as folder:
         report = Path(given.get("report") or f"{folder}/report.json")
         given |= {"report": str(report), "run": given.get("run") or new_id()}
@@ -61,6 +62,15 @@ def format_of(path: str) -> str:
     The format of a file or folder by its name; Parquet where it does not say.
     """
     return FORMATS.get(Path(path).suffix.lower(), "parquet")
+
+
+def _settled() -> dict[str, str]:
+    """
+    What is settled here: Spark's own processes know the environment of their start, and no duly.toml.
+    """
+    settings = Settings.load()
+    found = {"url": settings.url, "namespace": settings.namespace, "record": settings.record}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _said(value: object) -> str:

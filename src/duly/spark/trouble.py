@@ -50,7 +50,7 @@ def explained() -> Iterator[None]:
         DulyError: In the place of what was raised.
     """
     from py4j.protocol import Py4JError  # noqa: PLC0415  # a package that need not be there
-    from pyspark.errors import PySparkException  # noqa: PLC0415
+    from pyspark.errors import PySparkException  # noqa: PLC0415  # slow, and rarely needed
 
     try:
         yield

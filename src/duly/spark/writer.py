@@ -114,13 +114,13 @@ class JobStreamWriter(_Writing, DataSourceStreamArrowWriter):
     Of a stream: each batch is a run.
     """
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803  # PySpark's words
         """
         Tell how it went.
         """
         self.tell(messages)
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803  # likewise
         """
         Tell that it went wrong.
         """

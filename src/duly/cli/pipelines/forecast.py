@@ -100,7 +100,7 @@ def _draw(found: Forecast, png: Path) -> None:
 def _records(table: object) -> object:
     import msgspec
 
-    return msgspec.json.decode(table.to_json(orient="records", date_format="iso"))  # type: ignore[attr-defined]
+    return msgspec.json.decode(table.to_json(orient="records", date_format="iso"))  # type: ignore[attr-defined]  # pandas without stubs
 
 
 def _print(found: Forecast, *, table: str | None, rate: float | None) -> None:

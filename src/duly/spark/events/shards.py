@@ -107,6 +107,6 @@ class Shards:
 
     def _ask(self, *command: Any) -> Any:
         try:
-            return self._client.execute_command(*command)  # type: ignore[no-untyped-call]
+            return self._client.execute_command(*command)  # type: ignore[no-untyped-call]  # as redis-py declares it
         except (RedisError, OSError) as error:
             raise StoreUnavailable(f"cannot read events at {self.place}: {error}; try again") from error

@@ -184,7 +184,7 @@ class EventsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options, places = self._options, read_places(start)
         with self._shards() as shards:
             count = shards.count()
-            max_rows = None if isinstance(limit, ReadAllAvailable) else limit.max_rows  # type: ignore[attr-defined]
+            max_rows = None if isinstance(limit, ReadAllAvailable) else limit.max_rows  # type: ignore[attr-defined]  # the only other limit
             share = max_rows and max(1, max_rows // count)
             for shard in range(count):
                 last = self._target[shard] if self._target is not None else shards.last(shard)
