@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from duly.bench.figure import Figure
     from duly.bench.measures import Sizes
 
-#: Slow, and hardly different from run to run.
-ONCE = {"backlog", "idle", "memory"}
+#: Hardly different from run to run.
+ONCE = {"idle", "memory"}
 
 
 async def measure(
