@@ -22,7 +22,8 @@ class Group(Generic[Item, Answer]):
     """
     Callers of one verb on one shard, sharing script calls.
 
-    A batch never holds two items of the same key: scripts want their members distinct.
+    A batch never holds two items of the same key: scripts want their members distinct.  Nor is one sent while
+    another of its key is under way: they keep their order.
 
     With *halves*, many callers leave in two calls, and go on doing so: while the server works for one half,
     the other gets its answers and asks for more.  In one they would wait for the server, and it for them.
@@ -44,6 +45,7 @@ class Group(Generic[Item, Answer]):
         self._max_jobs = max_jobs
         self._waiting: list[tuple[Item, asyncio.Future[Answer]]] = []
         self._senders: set[asyncio.Task[None]] = set()  #: two at most
+        self._under_way: set[Hashable] = set()  #: keys
         self._leading = False  #: a caller sends its own item itself
 
     def add(self, item: Item) -> asyncio.Future[Answer]:
@@ -83,9 +85,11 @@ class Group(Generic[Item, Answer]):
                 if self._halves and len(self._senders) == 1 and len(self._waiting) >= 2 * HALF_AT_LEAST:
                     most = min(most, len(self._waiting) // 2)
                     self._start_sender()
-                batch = self._next_batch(most)
+                batch, keys = self._next_batch(most)
                 if not batch:
-                    continue
+                    # All have left, or the first follows one that is under way: its sender takes both.
+                    break
+                self._under_way |= keys
                 try:
                     answers = await self._send([item for item, _ in batch])
                     pairs = list(zip(batch, answers, strict=True))
@@ -97,6 +101,8 @@ class Group(Generic[Item, Answer]):
                 except BaseException:
                     self._waiting[:0] = batch
                     raise
+                finally:
+                    self._under_way -= keys
                 for (_, future), answer in pairs:
                     if not future.done():
                         future.set_result(answer)
@@ -105,11 +111,12 @@ class Group(Generic[Item, Answer]):
         finally:
             self._senders.remove(cast("asyncio.Task[None]", asyncio.current_task()))
             # Only a cancelled loop leaves callers behind; they must not wait for ever.
-            for _, future in self._waiting:
-                future.cancel()
-            self._waiting.clear()
+            if not self._senders:
+                for _, future in self._waiting:
+                    future.cancel()
+                self._waiting.clear()
 
-    def _next_batch(self, most: int) -> list[tuple[Item, asyncio.Future[Answer]]]:
+    def _next_batch(self, most: int) -> tuple[list[tuple[Item, asyncio.Future[Answer]]], set[Hashable]]:
         batch: list[tuple[Item, asyncio.Future[Answer]]] = []
         keys: set[Hashable] = set()
         size = taken = 0
@@ -117,13 +124,17 @@ class Group(Generic[Item, Answer]):
             if not future.done():
                 key = self._key(item)
                 size += self._size(item)
-                if key in keys or (batch and (size > MAX_BYTES or len(batch) >= most)):
+                if (
+                    key in keys
+                    or key in self._under_way
+                    or (batch and (size > MAX_BYTES or len(batch) >= most))
+                ):
                     break
                 keys.add(key)
                 batch.append((item, future))
             taken += 1
         del self._waiting[:taken]
-        return batch
+        return batch, keys
 
 
 def chunks(

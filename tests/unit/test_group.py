@@ -96,6 +96,21 @@ async def test_many_callers_leave_in_two_halves_of_which_one_is_always_under_way
     assert "late" == await callers.ask("late")
 
 
+async def test_items_of_one_key_keep_their_order_over_two_halves():
+    wire, half = Wire(), HALF_AT_LEAST
+    callers = group(wire, key=lambda item: item[0], halves=True)
+    first = [callers.add(f"{chr(200 + number)}1") for number in range(half)]
+    # Of the second half, the third is of a key that the first half holds.
+    second = [callers.add(item) for item in ("a1", "b1", f"{chr(200)}2", "c1")]
+    others = [callers.add(f"{chr(500 + number)}1") for number in range(half - 4)]
+    await settle()
+    assert [half, 2] == [len(batch) for batch in wire.batches]
+    wire.gate.set()
+    await asyncio.gather(*first, *second, *others)
+    assert ["a1", "b1"] == wire.batches[1]
+    assert f"{chr(200)}2" == wire.batches[2][0]
+
+
 async def test_callers_of_one_moment_share_the_first_call():
     wire = Wire()
     wire.gate.set()
