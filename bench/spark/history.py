@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import tempfile
 import time
@@ -19,7 +18,7 @@ import redis
 
 from duly import Duly
 from duly.bench.figure import Figure
-from duly.bench.report import machine, table
+from duly.bench.report import machine, table, write
 from duly.events import unpack
 from duly.job import JobKey, Order
 from duly.spark import session
@@ -130,13 +129,7 @@ def main() -> int:
     print(", ".join(f"{name} {value}" for name, value in about.items()))
     print(table(figures))
     if asked.json is not None:
-        found = [
-            {"name": figure.name, "value": round(figure.value, 2), "unit": figure.unit, "bound": figure.bound}
-            for figure in figures
-        ]
-        asked.json.write_text(
-            json.dumps({"machine": about, "figures": found}, indent=2, ensure_ascii=False) + "\n"
-        )
+        write(asked.json, figures, events=asked.events, master=asked.master)
     return 1 if any(figure.kept is False for figure in figures) else 0
 
 

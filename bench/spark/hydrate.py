@@ -12,20 +12,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import sys
 import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import redis
 from later import Later, live
 
 from duly.bench.figure import Figure
-from duly.bench.report import machine, table
+from duly.bench.report import table, write
 from duly.embedded.server import EmbeddedServer
 from duly.spark import session
 
@@ -91,20 +90,8 @@ def main() -> int:
     print(table(figures))
     print(f"{len(later.ran):,} ran in {asked.passes} hours; " + ", ".join(_said(later)))
     if asked.json is not None:
-        about: dict[str, Any] = machine() | {
-            "master": asked.master,
-            "rows": asked.rows,
-            "passes": asked.passes,
-            "ran": len(later.ran),
-            "changes": later.asked,
-        }
-        found = [
-            {"name": figure.name, "value": round(figure.value, 2), "unit": figure.unit, "bound": figure.bound}
-            for figure in figures
-        ]
-        asked.json.write_text(
-            json.dumps({"machine": about, "figures": found}, indent=2, ensure_ascii=False) + "\n"
-        )
+        lived = {"passes": asked.passes, "ran": len(later.ran), "changes": later.asked}
+        write(asked.json, figures, master=asked.master, rows=asked.rows, **lived)
     return 1 if any(figure.kept is False for figure in figures) else 0
 
 

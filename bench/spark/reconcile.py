@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import tempfile
 import time
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ from planting import Planted
 from duly import Duly
 from duly.bench.figure import Figure
 from duly.bench.postgres import postgresql
-from duly.bench.report import machine, table
+from duly.bench.report import table, write
 from duly.record.schema import migrate
 from duly.spark import session
 from duly.spark.reconcile.pipeline import DUPLICATE, reconcile
@@ -69,7 +68,7 @@ def measure(asked: argparse.Namespace, record: str, folder: Path) -> list[Figure
             by_hand_s, _ = timed(lambda: plain(store.link.url, record, store.keys[0].fixed["jobs"]))
 
             begun_s, spark = timed(lambda: session(asked.master))
-            compare = lambda: reconcile(spark, app, runner.run, table=history, apply=True)  # noqa: E731
+            compare = partial(reconcile, spark, app, runner.run, table=history, apply=True)
             mend_s, report = timed(compare)
             assert planted.expected == dict(report.found), report
             # That something ended twice cannot be mended.
@@ -103,11 +102,7 @@ def main() -> None:
         figures = measure(asked, record, Path(folder))
     print(table(figures))
     if asked.json is not None:
-        about = machine() | {"master": asked.master, "rows": asked.rows, "planted": asked.planted}
-        found = [asdict(figure) | {"kept": figure.kept} for figure in figures]
-        asked.json.write_text(
-            json.dumps({"machine": about, "figures": found}, indent=2, ensure_ascii=False) + "\n"
-        )
+        write(asked.json, figures, master=asked.master, rows=asked.rows, planted=asked.planted)
 
 
 if __name__ == "__main__":

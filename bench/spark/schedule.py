@@ -9,7 +9,6 @@ One Valkey with an append-only file synced each second and events on, Spark on l
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -22,7 +21,7 @@ import redis
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from duly.bench.figure import Figure
-from duly.bench.report import machine, table
+from duly.bench.report import table, write
 from duly.embedded.server import EmbeddedServer
 from duly.spark import session
 from duly.spark.schedule import schedule
@@ -138,14 +137,7 @@ def main() -> None:
                 server.close()
     print(table(figures))
     if asked.json is not None:
-        about = machine() | {"master": asked.master, "rows": asked.rows}
-        found = [
-            {"name": figure.name, "value": round(figure.value, 2), "unit": figure.unit, "bound": figure.bound}
-            for figure in figures
-        ]
-        asked.json.write_text(
-            json.dumps({"machine": about, "figures": found}, indent=2, ensure_ascii=False) + "\n"
-        )
+        write(asked.json, figures, master=asked.master, rows=asked.rows)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import tempfile
 import time
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from duly import Duly
 from duly.bench.figure import Figure
 from duly.bench.postgres import postgresql
-from duly.bench.report import machine, table
+from duly.bench.report import table, write
 from duly.newjob import NewJob
 from duly.record.schema import migrate
 from duly.spark import session
@@ -96,11 +94,7 @@ def main() -> None:
                 runner.run(app.aclose())
     print(table(figures))
     if asked.json is not None:
-        about = machine() | {"master": asked.master, "rows": asked.rows}
-        found = [asdict(figure) | {"kept": figure.kept} for figure in figures]
-        asked.json.write_text(
-            json.dumps({"machine": about, "figures": found}, indent=2, ensure_ascii=False) + "\n"
-        )
+        write(asked.json, figures, master=asked.master, rows=asked.rows)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import logging
 import statistics
 import tempfile
@@ -23,7 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from duly import Duly
 from duly.bench.figure import Figure
-from duly.bench.report import machine, table
+from duly.bench.report import table, write
 from duly.newjob import new_job
 from duly.spark import session
 from duly.spark.work.driver import work
@@ -116,14 +115,7 @@ def main() -> None:
     spark.stop()
     print(table(figures))
     if asked.json is not None:
-        about = machine() | {"master": asked.master, "jobs": asked.jobs, "rows": asked.rows}
-        found = [
-            {"name": figure.name, "value": round(figure.value, 2), "unit": figure.unit, "bound": figure.bound}
-            for figure in figures
-        ]
-        asked.json.write_text(
-            json.dumps({"machine": about, "figures": found}, indent=2, ensure_ascii=False) + "\n"
-        )
+        write(asked.json, figures, master=asked.master, jobs=asked.jobs, rows=asked.rows)
 
 
 if __name__ == "__main__":

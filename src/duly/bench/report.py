@@ -4,12 +4,13 @@ Run measures several times, take medians, and say on what machine.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,23 @@ def _median(same: Sequence[Figure]) -> Figure:
     # What must never happen is not averaged away.
     value = max(values) if same[0].bound == 0 else statistics.median(values)
     return replace(same[0], value=value, least=min(values), most=max(values))
+
+
+def document(figures: Sequence[Figure], **about: Any) -> dict[str, Any]:
+    """
+    Figures for programs, with what they were made on and *about* what else.
+    """
+    return {
+        "machine": machine() | about,
+        "figures": [asdict(figure) | {"kept": figure.kept} for figure in figures],
+    }
+
+
+def write(path: Path, figures: Sequence[Figure], **about: Any) -> None:
+    """
+    Write them down.
+    """
+    path.write_text(json.dumps(document(figures, **about), indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
 def machine() -> dict[str, Any]:

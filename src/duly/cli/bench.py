@@ -5,13 +5,12 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
 
 import click
 
 from duly.bench import postgres
 from duly.bench.measures import MEASURES, QUICK, Sizes, installed, possible
-from duly.bench.report import machine, measure, table
+from duly.bench.report import document, machine, measure, table
 from duly.cli.loop import run
 from duly.cli.main import COMMANDS, NO, OK
 from duly.cli.options import as_json
@@ -54,12 +53,7 @@ def bench(
     names = list(only or possible(record=record is not None))
     figures = run(measure(names, QUICK if quick else Sizes(), runs, url, record))
     if as_json:
-        print_json(
-            {
-                "machine": machine(),
-                "figures": [asdict(figure) | {"kept": figure.kept} for figure in figures],
-            }
-        )
+        print_json(document(figures))
     else:
         about = ", ".join(f"{name} {value}" for name, value in machine().items())
         print(f"{about}; median of {runs}")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from duly.cli.loop import session
 from duly.cli.options import app_of
@@ -14,14 +14,13 @@ from duly.cli.output import say
 from duly.errors import DulyError, StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Coroutine, Iterator
 
     from duly.app import Duly
-    from duly.cli.loop import Ask
 
 
 @contextmanager
-def noted(name: str, app: Duly, ask: Ask) -> Iterator[dict[str, int]]:
+def noted(name: str, app: Duly, ask: Callable[[Coroutine[Any, Any, None]], None]) -> Iterator[dict[str, int]]:
     """
     Run a pipeline; what it puts into the table that is yielded is noted, and what went wrong as well.
     """
@@ -47,21 +46,19 @@ def noted_if_there(name: str) -> Iterator[dict[str, int]]:
     except StoreUnavailable:
         yield {}
         return
-    counts: dict[str, int] = {}
-    begun_s = time.monotonic()
-    wrong: str | None = None
-    try:
-        yield counts
-    except DulyError as failure:
-        wrong = str(failure)
-        raise
-    finally:
+
+    def ask(note: Coroutine[Any, Any, None]) -> None:
         try:
-            with session(app) as ask:
-                ask(_note(app, name, time.monotonic() - begun_s, counts, wrong))
+            # Only now: the queue need not be there before.
+            with session(app) as asking:
+                asking(note)
         except DulyError as error:
             # What was asked for is done, whatever the queue is.
+            note.close()
             say(f"duly: this run is not noted: {error}")
+
+    with noted(name, app, ask) as counts:
+        yield counts
 
 
 async def _note(app: Duly, name: str, seconds: float, counts: dict[str, int], error: str | None) -> None:

@@ -86,7 +86,7 @@ def columns_between(
     connection: Connection, namespace: str, topic: str, after: str, limit: int, *, until: str | None = None
 ) -> Sequence[Any]:
     """
-    The same, as the database gives them: the arguments of `seen`.
+    The same, as the database gives them: the arguments of `compared`.
     """
     statement = select(*(jobs.c[name] for name in _SEEN)).where(
         jobs.c.namespace == namespace, jobs.c.topic == topic, jobs.c.id > after
@@ -110,7 +110,7 @@ def known(connection: Connection, namespace: str, keys: Sequence[JobKey]) -> set
     return {JobKey(*row) for row in pick(connection, ("topic", "id"), namespace, keys)}
 
 
-def seen(
+def compared(
     topic: str,
     id_: str,
     revision: int,
@@ -124,14 +124,21 @@ def seen(
     max_crashes: int,
     envelope: bytes,
     payload: bytes,
-) -> SeenRow:
+) -> tuple[str, str, int, bool, int, bytes, bool]:
     """
-    A row for a comparison, from its columns.
+    What a comparison looks at, from the columns of a row: topic and id, then the fields of `Promised`.
     """
     options = pack_options(expires_ms, ttr_ms, retain_s, max_crashes, len(envelope))
     body = b"".join((bytes((lane,)), options, envelope, payload))
-    promised = Promised(revision, state in ENDED, due_ms, body, relay_ms is not None)
-    return SeenRow(JobKey(topic, id_), promised)
+    return (topic, id_, revision, state in ENDED, due_ms, body, relay_ms is not None)
+
+
+def seen(*columns: Any) -> SeenRow:
+    """
+    A row for a comparison, from its columns.
+    """
+    topic, id_, revision, ended, due_ms, body, on_its_way = compared(*columns)
+    return SeenRow(JobKey(topic, id_), Promised(revision, ended, due_ms, body, on_its_way))
 
 
 def relay_once_more(connection: Connection, namespace: str, rows: Sequence[tuple[JobKey, int]]) -> int:

@@ -4,7 +4,7 @@ The two sides of a comparison as rows, with a digest in the place of each body.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import (
     BinaryType,
@@ -16,9 +16,9 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from duly.record.rows import ENDED
+from duly.record.mending import compared
 from duly.record.rules import Promised, Queued, digest
-from duly.records import BASE, HEAD, OPTIONS, pack_options
+from duly.records import BASE, HEAD, OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,27 +45,12 @@ PROMISED = StructType([*_KEY, *(StructField(name, _KINDS[name]) for name in Prom
 QUEUED = StructType([*_KEY, *(StructField(name, _KINDS[name]) for name in Queued._fields)])
 
 
-def promised_row(
-    topic: str,
-    id_: str,
-    revision: int,
-    state: int,
-    due_ms: int,
-    relay_ms: int | None,
-    lane: int,
-    expires_ms: int,
-    ttr_ms: int,
-    retain_s: int | None,
-    max_crashes: int,
-    envelope: bytes,
-    payload: bytes,
-) -> Row:
+def promised_row(*columns: Any) -> Row:
     """
-    A row of the record, in the order of `PROMISED`: `duly.record.mending.seen`, without values in between.
+    A row of the record, in the order of `PROMISED`.
     """
-    options = pack_options(expires_ms, ttr_ms, retain_s, max_crashes, len(envelope))
-    body = digest(b"".join((_LANES[lane], options, envelope, payload)))
-    return (topic, id_, revision, state in ENDED, due_ms, body, relay_ms is not None)
+    topic, id_, revision, ended, due_ms, body, on_its_way = compared(*columns)
+    return (topic, id_, revision, ended, due_ms, digest(body), on_its_way)
 
 
 def queued_row(member: bytes, about: Sequence[bytes], _workers: Mapping[bytes, str], _shard: int) -> Row:

@@ -163,7 +163,7 @@ def retries_shares(retries: pd.DataFrame, look: Look = FILE) -> bytes:
                 axes.bar(hours.index, share, bottom=below, **options)
                 below = below + share
             # A few hours stay narrow: there is nothing to see beside them.
-            first, last = dates.date2num([hours.index[0], hours.index[-1]])  # type: ignore[no-untyped-call]
+            first, last = dates.date2num([hours.index[0], hours.index[-1]])  # type: ignore[no-untyped-call]  # as Matplotlib has it
             room = max(0.0, 6 * hour - (last - first)) / 2
             axes.set_xlim(first - room - hour / 2, last + room + 1.5 * hour)
         else:
@@ -205,9 +205,9 @@ def _legend(axes: Axes, look: Look) -> None:
 
 def _dates(axes: Axes, look: Look) -> None:
     most = 4 if look.narrow else 7
-    locator = dates.AutoDateLocator(minticks=2, maxticks=most)  # type: ignore[no-untyped-call]
+    locator = dates.AutoDateLocator(minticks=2, maxticks=most)  # type: ignore[no-untyped-call]  # as Matplotlib has it
     axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]  # as Matplotlib has it
 
 
 def _largest(table: pd.DataFrame) -> pd.DataFrame:
