@@ -14,9 +14,9 @@ post() { # PATH, and the body on standard input
         --header 'Content-Type: application/json' --data-binary @- "$url$1"
 }
 
-leave() { # What runs is stopped, and its job given back.
+leave() { # What runs is stopped, and its job given back: refused, and rightly, if its end was told just before.
     kill $poll $job $heart 2>/dev/null
-    [ -z "$token" ] || : | post "/v1/leases/$token/release"
+    [ -z "$token" ] || : | post "/v1/leases/$token/release" 2>/dev/null
     rm -rf "$dir"
 }
 trap leave EXIT
