@@ -56,7 +56,7 @@ class ShardKeys:
 
 FIXED = {
     "meta": "hash     the shard's numbers: layout, epoch, sequence, event totals, timer slots; of its record",
-    "topics": "hash     '<topic>:<state>' -> count; '<topic>:paused|resumed|limit|callback'",
+    "topics": "hash     '<topic>:<state>' -> count; '<topic>:paused|resumed|limit|callback|lanes'",
     "jobs": "hash     member -> record",
     "bodies": "hash     member -> body too long for the record",
     "outcomes": "hash     member -> result, or last error",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,8 @@ from duly.connection import Link
 from duly.job import JobState
 from duly.namespace import create
 from duly.services.outlook import Outlook
-from duly.services.timer import STAND_BY_S, Timer, TimerBell
-from duly.store import Store
+from duly.services.timer import ROOM_S, STAND_BY_S, Timer, TimerBell
+from duly.store import Look, Store
 from tests.eventually import eventually
 from tests.services.conftest import working
 from tests.store.kit import enqueue
@@ -32,9 +33,11 @@ async def live(link, namespace) -> Store:
     return Store(link, namespace=namespace)
 
 
-def timer(store: Store, name: str, *, role: str = "auto", scan_s: float = 30) -> tuple[Timer, Outlook]:
+def timer(
+    store: Store, name: str, *, role: str = "auto", scan_s: float = 30, **options: Any
+) -> tuple[Timer, Outlook]:
     outlook = Outlook()
-    return Timer(store, 0, outlook, name=name, role=role, scan_s=scan_s), outlook
+    return Timer(store, 0, outlook, name=name, role=role, scan_s=scan_s, **options), outlook
 
 
 def note_starts(app) -> list[float]:
@@ -162,6 +165,30 @@ async def test_whoever_has_no_place_still_scans(live):
     while not await last.run_once():
         pass
     assert 0.15 < time.monotonic() - began < 1
+
+
+async def test_what_is_due_is_promoted_past_a_worker_that_stays_full(live):
+    mine, outlook = timer(live, "a", claim=lambda: True)
+    await mine.promote()
+    outlook.note_due((await enqueue(live, "a", delay_ms=1)).due_ms)
+    began = time.monotonic()
+    while not await mine.run_once():
+        pass
+    assert ROOM_S <= time.monotonic() - began
+    assert {JobState.ready: 1} == await _counts(live)
+
+
+async def test_what_is_due_is_left_to_a_worker_that_soon_has_room(live):
+    asked = asyncio.Event()
+    mine, outlook = timer(live, "a", claim=lambda: asked.set() or True)
+    await mine.promote()
+    outlook.note_due((await enqueue(live, "a", delay_ms=1)).due_ms)
+    looking = asyncio.create_task(mine.run_once())
+    await asked.wait()
+    # As the answer of its claim does.
+    outlook.note(Look(0, 0, None, None, 0, 0, ()), time.monotonic())
+    assert 0 == await looking
+    assert {JobState.scheduled: 1} == await _counts(live)
 
 
 async def test_a_bell_hears_of_an_earlier_due_time_also_between_two_readings(live):

@@ -1,5 +1,5 @@
 """
-The way to a worker: promotion, claims and leases, wake-ups, pauses and limits.
+The way to a worker: claims and leases, wake-ups, pauses and limits.
 """
 
 from __future__ import annotations
@@ -177,61 +177,6 @@ async def test_a_stream_whose_group_is_gone_is_read_from_its_beginning(store, ra
     assert ["b"] == ids(await claim(store))
     await store.ack(lease)
     assert {JobState.succeeded, JobState.running} == {job.state for job in look().jobs.values()}
-
-
-# -- promotion --------------------------------------------------------------------------------------------
-
-
-async def test_a_claim_reports_due_jobs_of_topics_that_it_did_not_name(store, clock):
-    await enqueue(store, "a", "mail", delay_ms=1)
-    await enqueue(store, "a", "other", delay_ms=1)
-    clock.advance(ms=1)
-    claimed = await store.claim(0, [Want("mail", 5, 60_000)], worker="w", number=1)
-    assert (["mail"], ("other",)) == ([lease.key.topic for lease in claimed.leases], claimed.look.unnamed)
-
-
-async def test_promote_moves_the_due_jobs_of_a_hundred_topics_that_it_never_heard_of(store, clock, look):
-    topics = [f"topic{at}" for at in range(100)]
-    for topic in topics:
-        await store.enqueue_many([order(str(at), topic, delay_ms=10) for at in range(2)])
-    clock.advance(ms=10)
-    seen = await store.promote(0, limit=200)
-    assert (200, (), None) == (seen.moved, seen.unnamed, seen.next_due_ms)
-    assert {} == look(*topics).due
-
-
-async def test_promote_moves_the_earliest_first_and_says_when_the_next_is_due(store, clock, views):
-    for at in (30, 10, 20, 99):
-        await enqueue(store, str(at), delay_ms=at)
-    clock.advance(ms=30)
-    seen = await store.promote(0, ["mail"], limit=2)
-    assert (2, 1_000_030) == (seen.moved, seen.next_due_ms)
-    assert ["10", "20"] == [job.id for job in await views.peek("mail")]
-    seen = await store.promote(0, ["mail"])
-    assert (1, 1_000_099) == (seen.moved, seen.next_due_ms)
-
-
-async def test_any_number_of_timers_promotes_each_job_once(store, clock, look):
-    await store.enqueue_many([order(str(at), f"t{at % 5}", delay_ms=10) for at in range(300)])
-    clock.advance(ms=10)
-    moved = await asyncio.gather(*(store.promote(0, limit=50) for _ in range(8)))
-    while (more := await store.promote(0)).moved:
-        moved.append(more)
-    assert 300 == sum(seen.moved for seen in moved)
-    look(*(f"t{at}" for at in range(5)))
-
-
-async def test_on_the_clock_of_the_server_an_immediate_job_is_ready_at_once(live):
-    placed = [await live.enqueue(Order(key(str(at)), b"1")) for at in range(20)]
-    assert {JobState.ready} == {one.state for one in placed}
-    assert 20 == len(await claim(live, limit=50))
-
-
-async def test_on_the_clock_of_the_server_a_delay_counts_from_the_next_whole_millisecond(live):
-    before = await live.link.call("TIME")
-    placed = await live.enqueue(Order(key("a"), b"1", delay_ms=5_000))
-    earliest_us = int(before[0]) * 1_000_000 + int(before[1]) + 5_000_000
-    assert placed.due_ms * 1000 >= earliest_us
 
 
 # -- fairness ---------------------------------------------------------------------------------------------

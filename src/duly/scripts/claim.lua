@@ -56,25 +56,30 @@ end
 
 local fields = {}
 for _, topic in ipairs(names) do
-  fields[#fields + 1] = topic .. ':ready'
-  fields[#fields + 1] = topic .. ':paused'
-  fields[#fields + 1] = topic .. ':resumed'
-  fields[#fields + 1] = topic .. ':callback'
+  local at = #fields
+  fields[at + 1], fields[at + 2], fields[at + 3] = topic .. ':ready', topic .. ':paused', topic .. ':resumed'
+  fields[at + 4], fields[at + 5], fields[at + 6] = topic .. ':callback', topic .. ':scheduled', topic .. ':lanes'
 end
 local about = #fields > 0 and redis.call('HMGET', topics, unpack(fields)) or {}
-local ready, resumed, closed, delivers = {}, {}, {}, callbacks == '1'
+local ready, resumed, closed, calls, delivers = {}, {}, {}, {}, callbacks == '1'
+-- What waits to be due is of several kinds if its topics or its lanes differ: then who is due first need not be who
+-- starts first.
+local scheduled, kinds = {}, 0
 for at = 1, #names do
-  ready[at] = tonumber(about[4 * at - 3]) or 0
+  local paused, has_lanes
+  ready[at], paused, resumed[at], calls[at], scheduled[at], has_lanes = unpack(about, 6 * at - 5, 6 * at)
+  ready[at], scheduled[at] = tonumber(ready[at]) or 0, tonumber(scheduled[at]) or 0
   -- A topic with a callback has no other worker than deliverers.
-  closed[at] = about[4 * at - 2] or (about[4 * at] and not delivers)
+  closed[at] = paused or (calls[at] and not delivers)
   if closed[at] then free[at] = 0 end
-  resumed[at] = about[4 * at - 1] or '0'
+  if scheduled[at] > 0 then kinds = kinds + (has_lanes and 2 or 1) end
+  resumed[at] = resumed[at] or '0'
 end
 
 -- Whether a job in this lane of a topic is for who asks.
 local function is_mine(position, lane)
   if lane == CALLBACK then return delivers end
-  return not delivers or about[4 * position]
+  return not delivers or calls[position]
 end
 
 local leased, long = {}, {}
@@ -203,8 +208,10 @@ end
 -- What is due goes to its stream; but where a slot is still free, nothing waits there, and it starts at once.
 -- A claim that took its fill of ready jobs moves a few only, so that none keeps the server busy for two.
 local MOVED_AT_ONCE, MOVED_AT_LEAST = 128, 16
-local numbers, used = nil, 0
-local unnamed = for_each_due(now, math.max(MOVED_AT_ONCE - taken, MOVED_AT_LEAST), tonumber(keep_ms), function(member, topic, record, due_ms)
+local numbers, used, looked_at = nil, 0, math.max(MOVED_AT_ONCE - taken, MOVED_AT_LEAST)
+-- Of one kind, those beyond the free slots are in their order already: they stay where they are, for the next claim.
+if kinds == 1 and left > 0 then looked_at = math.min(looked_at, left) end
+local unnamed = for_each_due(now, looked_at, tonumber(keep_ms), function(member, topic, record, due_ms)
   local position = place[topic]
   if free[position] > 0 and left > 0 and bytes > 0 and is_mine(position, floor(string.byte(record) / 8) % 4) then
     -- Its first run: all that there is to keep is what follows the mark.
@@ -235,6 +242,8 @@ if taken > 0 then redis.call('HSET', claims, worker, nonce .. table.concat(names
 for at = 1, #leased, 2 do store(leased[at], leased[at + 1]) end
 commit(now, nonce, worker)
 
+next_due = first_score(due)
+local more_due = next_due ~= '' and tonumber(next_due) <= now
 for position, topic in ipairs(names) do
   if called[topic] or (delivers and taken_of[position] and ready[position] > 0) then call_deliverers(topic) end
   if woken[topic] and ready[position] > 0 then
@@ -242,11 +251,11 @@ for position, topic in ipairs(names) do
   elseif taken_of[position] or (left <= 0 and not closed[position]) then
     -- A full worker passes on what it did not come to as well: the token that woke it may have been of that topic.
     local list = KEYS[first_key[topic] + WAKE]
-    if ready[position] <= 0 then
+    if ready[position] <= 0 and not (more_due and scheduled[position] > 0) then
       redis.call('DEL', list)
     elseif redis.call('LLEN', list) == 0 then
       redis.call('LPUSH', list, '1')
     end
   end
 end
-return answer(unnamed)
+return answer(unnamed, next_due)

@@ -103,7 +103,8 @@ end
 -- Build a record without a table in between: this is the path of bulk scheduling.
 local function place(verb, at, topic, spec, number, due_ms, marks)
   local member, rest = members[at], ARGV[first + 3 * at - 1]
-  local mark, run = spec % 64 - spec % 8, nil
+  local mark, run, lane = spec % 64 - spec % 8, nil, floor(spec / 8) % 4
+  use_lane(topic, lane)
   if spec % 8 >= ASKS then marks = marks + REPLY end
   if #rest > INLINE_BYTES then
     local body_at = REQUEST_BYTES + 1 + (mark >= 32 and OPTIONS_BYTES or 0)
@@ -115,7 +116,7 @@ local function place(verb, at, topic, spec, number, due_ms, marks)
   end
   if due_ms <= now_floor then
     mark = mark + READY
-    line_up(member, topic, floor(spec / 8) % 4, entry + number)
+    line_up(member, topic, lane, entry + number)
     run = run_of(mark, marks, entry + number, due_ms)
     count(topic, READY, 1)
   else

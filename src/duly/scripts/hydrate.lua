@@ -54,6 +54,7 @@ local function place(job, old, topic, due_ms, number)
     job[MARKS] = job[MARKS] + bit.band(old[MARKS], AWAITED)
     displace(old, topic)
   end
+  use_lane(topic, job.lane)
   if due_ms <= now then
     job.state, job[ENTRY] = READY, number
     line_up(job.member, topic, lane_of(job), number)

@@ -45,6 +45,7 @@ local function place(at, due_ms)
   local arg, topic = first + 3 * (at - 1), topic_of(members[at])
   local mark = decode(SPEC, ARGV[arg + 1])
   local job = read(members[at], encode(BEGINNING, mark, number + at - 1) .. ARGV[arg + 2])
+  use_lane(topic, job.lane)
   if due_ms <= now then
     job.state, job[ENTRY], job[DUE] = READY, number + #members + at - 1, due_ms
     line_up(job.member, topic, lane_of(job), job[ENTRY])

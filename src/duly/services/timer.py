@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("duly.timer")
 
 STAND_BY_S = 0.02  #: how much later each stand-by looks
+ROOM_S = 0.25  #: how long the only worker may take to have room
 SCAN_SLACK = 1.25
 STANDS_BY = 2  #: the last rank that looks at the due time at all
 
@@ -45,7 +46,7 @@ class Timer:
         claim: Callable[[], bool] = lambda: False,
     ) -> None:
         """
-        Prepare: *claim* makes the worker of this process claim, if it has room and is willing.
+        Prepare: *claim* makes the worker of this process claim, now or when it has room; False if not.
         """
         self._store = store
         self._shard = shard
@@ -73,13 +74,13 @@ class Timer:
         again = self._again_s is not None and self._again_s <= time.monotonic()
         if again:
             self._again_s = None
-        # A claim promotes what it cannot take, and what it takes starts a step earlier.  Where other
-        # processes work, too, the first promotes, which wakes them in turn; but the one that was woken may
-        # have died, so whoever looks after that claims what is still there.
+        # A claim promotes what it cannot take, and what it takes starts a step earlier: also a full worker is
+        # given a moment.  Where other processes work, too, the first promotes, which wakes them in turn; but
+        # the one that was woken may have died, so whoever looks after that claims what is still there.
         if (
             (again or outlook.rank or not outlook.peers)
             and self._claim()
-            and await outlook.changed(STAND_BY_S)
+            and await outlook.changed(STAND_BY_S if outlook.peers else ROOM_S)
         ):
             return 0
         moved = await self.promote()

@@ -206,11 +206,12 @@ class Worker:
 
     def claim_now(self) -> bool:
         """
-        Claim without waiting to be woken; False if there is no room.
+        Claim without waiting to be woken, a full worker as soon as it has room; False if it takes no more.
         """
-        if self._stopping or not self.running.free:
+        if self._stopping:
             return False
-        self.running.tell_all()
+        if self.running.free:
+            self.running.tell_all()
         return True
 
     def _my_handlers(self) -> list[Handler[..., Any]]:

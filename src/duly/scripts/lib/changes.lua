@@ -17,7 +17,7 @@ local lease_scores, lease_count, freed, freed_count, done_scores, done_count = {
 local event_rows, event_verbs = {}, {}
 local put_bodies, dropped_bodies, put_outcomes, dropped_outcomes = {}, {}, {}, {}
 local unscheduled, dead_scores, undone, undead = {}, {}, {}, {}
-local lined_up, lined_count, dropped_entries, taken_upto, woken, called = {}, 0, {}, {}, {}, {}
+local lined_up, lined_count, dropped_entries, taken_upto, woken, called, lanes = {}, 0, {}, {}, {}, {}, {}
 local counts, done_weight, dead_weight
 local stops, endings = {}, {}
 
@@ -33,6 +33,7 @@ local function begin()
   if next(taken_upto) then taken_upto = {} end
   if next(woken) then woken = {} end
   if next(called) then called = {} end
+  if next(lanes) then lanes = {} end
   if dead_scores[1] then dead_scores = {} end
   if undone[1] then undone = {} end
   if undead[1] then undead = {} end
@@ -43,6 +44,11 @@ local function begin()
     for _, verb in ipairs(event_verbs) do event_rows[verb].size = 0 end
     event_verbs = {}
   end
+end
+
+-- Remember that a topic has jobs in other lanes than the normal one: see claim.
+local function use_lane(topic, lane)
+  if lane > 0 then lanes[topic] = true end
 end
 
 local function name_topic(topic, position)
@@ -261,6 +267,7 @@ local function commit(now_ms, nonce, worker)
       if of_topic[state] ~= 0 then redis.call('HINCRBY', topics, topic .. ':' .. STATES[state], of_topic[state]) end
     end
   end
+  for topic in pairs(lanes) do redis.call('HSET', topics, topic .. ':lanes', 1) end
   if done_weight ~= 0 then redis.call('HINCRBY', meta, 'done_bytes', done_weight) end
   if dead_weight ~= 0 then redis.call('HINCRBY', meta, 'dead_bytes', dead_weight) end
   -- Only hints: who misses one looks again.  A user without the right to publish must not undo what is written.
