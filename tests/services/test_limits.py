@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from duly import Fixed, JobFailed, current_job
-from duly.services import worker as worker_module
-from duly.services.worker import WornOut
+from duly.services import calling
+from duly.services.worker import WORN_THREADS, WornOut
 from duly.store import Store
 from tests.eventually import eventually
 from tests.services import processes
@@ -67,14 +67,14 @@ async def test_a_process_over_its_time_is_killed_and_the_attempt_failed(app, tmp
 
 
 async def test_a_worker_with_too_many_threads_that_will_not_stop_ends(app, monkeypatch):
-    monkeypatch.setattr(worker_module, "WORN_S", 0.05)
+    monkeypatch.setattr(calling, "WORN_S", 0.05)
     release = threading.Event()
 
     @app.handler("deaf", ttr=0.05, max_attempts=1)
     def deaf() -> None:
         release.wait(20)
 
-    for _ in range(worker_module.WORN_THREADS):
+    for _ in range(WORN_THREADS):
         await app.enqueue(deaf.job())
     try:
         with pytest.raises(WornOut, match="8 handler threads did not stop"):
@@ -84,7 +84,7 @@ async def test_a_worker_with_too_many_threads_that_will_not_stop_ends(app, monke
 
 
 async def test_threads_that_stop_when_told_wear_nothing_out(app, monkeypatch):
-    monkeypatch.setattr(worker_module, "WORN_S", 0.5)
+    monkeypatch.setattr(calling, "WORN_S", 0.5)
 
     @app.handler("polite", ttr=0.05, max_attempts=1)
     def polite() -> None:

@@ -80,14 +80,8 @@ class Drainer(Worker):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, **kwargs | {"block_s": None})
         self.ran: dict[Run, Ran] = {}
-
-    async def _wait_for_work(self, topics: tuple[str, ...]) -> None:
-        pass
-
-    async def _wait_for_change(self) -> None:
-        pass
 
     def _decide(self, run: Run, envelope: Envelope, answer: object) -> Outcome:
         outcome = super()._decide(run, envelope, answer)

@@ -1,0 +1,68 @@
+"""
+What becomes of a job, by what its handler answered and what job and handler say of attempts.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from duly.backoff import from_wire
+from duly.codec import Unreadable, reason_document
+from duly.errors import UsageError
+from duly.logs import about
+from duly.outcome import Buried, Raised, RetryLater, outcome_of
+from duly.services.children import ChildError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from duly.backoff import Backoff
+    from duly.codec import Envelope
+    from duly.job import Lease
+    from duly.outcome import Outcome
+    from duly.services.running import Run
+
+log = logging.getLogger("duly.worker")
+
+
+def decide(
+    run: Run,
+    envelope: Envelope,
+    answer: object,
+    *,
+    encode_result: Callable[[object], bytes],
+    tracebacks: bool,
+) -> Outcome:
+    """
+    Map the answer of a run to the next step of its job.
+    """
+    handler = run.handler
+    if isinstance(answer, Raised):
+        if isinstance(answer.exc, Unreadable):
+            return Buried(reason_document("unreadable", str(answer.exc)), "unreadable")
+        if isinstance(answer.exc, ChildError):
+            # What it raised has stayed in its process; what that said of it is kept.
+            error = answer.exc
+            stand_in = Raised(Exception(error.signature))
+            outcome = decide(run, envelope, stand_in, encode_result=encode_result, tracebacks=tracebacks)
+            if isinstance(outcome, RetryLater):
+                return RetryLater(outcome.delay_ms, error.document, error.signature, counted=True)
+            return Buried(error.document, error.signature)
+    return outcome_of(
+        answer,
+        attempt=run.lease.attempt,
+        max_attempts=envelope.max_attempts or handler.max_attempts,
+        backoff=_backoff_of(envelope, run.lease) or handler.backoff,
+        encode_result=encode_result,
+        traceback=tracebacks,
+    )
+
+
+def _backoff_of(envelope: Envelope, lease: Lease) -> Backoff | None:
+    try:
+        return from_wire(envelope.backoff) if envelope.backoff else None
+    except UsageError as error:
+        # Sent by a newer release, maybe.  The handler's own is better than none.
+        log.warning("cannot read the backoff of %s: %s", lease.key, error, extra=about(lease))
+        return None
