@@ -26,7 +26,7 @@ from duly.newjob import Limits, NewJob
 from duly.records import options_of
 from duly.spark.arrays import binary, dicts, digits, fixed, flags, join, json_flags, read_json, texts
 from duly.spark.columns import OPTIONAL, REQUIRED
-from duly.store import ASKS_FOR_REPLY, FROM_NOW, HAS_OPTIONS, ON_CONFLICT, SPEC
+from duly.store.packing import ASKS_FOR_REPLY, FROM_NOW, HAS_OPTIONS, ON_CONFLICT, SPEC
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

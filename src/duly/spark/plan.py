@@ -12,7 +12,7 @@ from duly.records import OPTIONS, read
 from duly.spark.packing import REQUEST_BYTES, arguments
 from duly.spark.sending import TAKEN, Chunk, Loop, chunks_of
 from duly.spark.tally import Tally
-from duly.store import HAS_OPTIONS, SPEC
+from duly.store.packing import HAS_OPTIONS, SPEC
 
 if TYPE_CHECKING:
     from collections.abc import Callable

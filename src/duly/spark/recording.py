@@ -27,7 +27,8 @@ from duly.spark.packing import REQUEST_BYTES, arguments
 from duly.spark.plan import said
 from duly.spark.sending import PATIENCE_S, TAKEN, Loop
 from duly.spark.tally import Tally
-from duly.store import SPEC, Store
+from duly.store import Store
+from duly.store.packing import SPEC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence

@@ -1,0 +1,124 @@
+"""
+The words that scripts answer with, as values and errors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from duly.errors import (
+    Conflict,
+    DulyError,
+    JobExists,
+    JobNotFound,
+    LeaseLost,
+    OutcomeUnknown,
+    QueueFull,
+    StoreUnavailable,
+)
+from duly.job import JobKey, JobState, Lease, Placed
+from duly.store.values import Hydrated
+
+if TYPE_CHECKING:
+    from duly.job import Accepted
+
+Answer = TypeVar("Answer")
+
+
+def ms_of(text: bytes) -> int | None:
+    """
+    A time in an answer, None where there is none.
+    """
+    return int(float(text)) if text else None
+
+
+def check_held(lease: Lease, word: bytes) -> None:
+    """
+    Let the word for a lease that was held pass.
+
+    Raises:
+        LeaseLost, JobNotFound: It was not.
+    """
+    match word:
+        case b"ok":
+            return
+        case b"lost":
+            msg = f"the lease on {lease.key} is lost: it ran out, or the job was cancelled or replaced"
+            raise LeaseLost(msg)
+        case _:
+            msg = f"{lease.key} is gone"
+            raise JobNotFound(msg)
+
+
+def placed_of(key: JobKey, answer: bytes) -> Placed | DulyError:
+    """
+    Where enqueue.lua put a job, or why it did not.
+    """
+    word, revision, due_ms, state = answer.decode().split(" ")
+    match word:
+        case "exists":
+            return JobExists(f"{key} exists already, {JobState(int(state)).name}")
+        case "full":
+            return QueueFull(f"topic {key.topic} is at its backlog limit; {key} was not stored")
+    return Placed(key, word, int(revision), int(float(due_ms)), JobState(int(state)))  # type: ignore[arg-type]  # one of its words
+
+
+def hydrated_of(key: JobKey, answer: bytes) -> Hydrated:
+    """
+    What hydrate.lua made of a promise.
+    """
+    word, revision, state = answer.decode().split(" ")
+    return Hydrated(key, word, int(revision), JobState(int(state)))  # type: ignore[arg-type]  # as the script says
+
+
+def cancelled_of(word: bytes) -> JobState | Accepted | None:
+    """
+    What cancel.lua said of a job.
+    """
+    match word:
+        case b"gone":
+            return None
+        case b"accepted":
+            return "accepted"
+    return JobState(int(word.split()[0]))
+
+
+def moved_of(key: JobKey, answer: bytes, word: Literal["rescheduled", "requeued"]) -> Placed:
+    """
+    Where reschedule.lua or requeue.lua put a job.
+
+    Raises:
+        JobNotFound: There is none.
+        Conflict: It is in no state for that.
+    """
+    said, revision, due_ms, state = answer.decode().split(" ")
+    match said:
+        case "gone":
+            msg = f"there is no job {key}"
+            raise JobNotFound(msg)
+        case "conflict":
+            msg = f"{key} is {JobState(int(state)).name} at revision {revision}: it cannot be {word}"
+            raise Conflict(msg)
+        case "accepted":
+            return Placed(key, "accepted", 0, int(float(due_ms)), JobState.scheduled)
+    return Placed(key, word, int(revision), int(float(due_ms)), JobState(int(state)))
+
+
+def unless_all_failed(answers: list[Answer | DulyError]) -> list[Answer | DulyError]:
+    """
+    Let outcomes pass, unless none of them is more than that the call failed.
+
+    Raises:
+        StoreUnavailable, OutcomeUnknown: What became of every single one.
+    """
+    failed = [each for each in answers if isinstance(each, StoreUnavailable | OutcomeUnknown)]
+    if failed and len(failed) == len(answers):
+        raise failed[0]
+    return answers
+
+
+def unsound(error: DulyError) -> bool:
+    """
+    Whether the queue was not compared with its record since it may have lost something.
+    """
+    return "UNSOUND" in str(error)

@@ -1,0 +1,231 @@
+"""
+The verbs of a worker: claim, extend, and the four endings of a run.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, get_args
+
+from duly.group import Group
+from duly.ids import new_nonce
+from duly.records import Terms, lease_of, worker_id
+from duly.store.answers import check_held, ms_of
+from duly.store.calls import Calls
+from duly.store.packing import MAX_MS
+from duly.store.values import CLAIM_BYTES, PER_CALL, Claimed, Ending, Finish, Look
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from duly.job import JobKey, Lease
+    from duly.store.values import Want
+
+ENDINGS: tuple[Ending, ...] = get_args(Ending)
+
+
+class Leasing(Calls):
+    """
+    What workers need.
+    """
+
+    @cached_property
+    def _finishes(self) -> dict[tuple[Ending, int], Group[Finish, bytes]]:
+        return {
+            (verb, shard): self._finish_group(verb, shard) for verb in ENDINGS for shard in range(self.shards)
+        }
+
+    async def claim(
+        self,
+        shard: int,
+        wants: Sequence[Want],
+        *,
+        worker: str,
+        number: int,
+        limit: int = PER_CALL,
+        suspects: int = 1,
+        callbacks: bool = False,
+        timer: str = "",
+        role: str = "auto",
+        lease_ms: int | None = None,
+    ) -> Claimed:
+        """
+        Lease ready jobs: at most the free slots of each topic, at most *limit* together.
+
+        At most *suspects* of them have a crash behind them.
+        With *callbacks* those that are to be delivered, and no others; without, all others.
+        With *lease_ms* the leases have that length, and no grace beyond the time to run.
+        The same worker and number again, after a lost reply, brings the same leases.
+        """
+        length_ms, grace_ms = (self.lease_ms, self.grace_ms) if lease_ms is None else (lease_ms, 0)
+        args: list[Any] = []
+        for want in wants:
+            args += want
+        fixed = {
+            "nonce": new_nonce(),
+            "worker": worker,
+            "worker_id": worker_id(worker),
+            "number": number,
+            "again": "0",
+            "lease_ms": length_ms,
+            "grace_ms": grace_ms,
+            "limit": min(limit, PER_CALL),
+            "max_bytes": CLAIM_BYTES,
+            "suspects": int(suspects),
+            "callbacks": "1" if callbacks else "0",
+            "keep_ms": self.keeping.done_ms,
+            "name": timer,
+            "role": role,
+            "generation": self.generation() or "",
+        }
+        topics = [want.topic for want in wants]
+        answer = await self._run("claim", shard, topics, fixed, args, again={"again": "1"})
+        now_ms, next_due, next_lease, rank, peers, unnamed, resumed, leased, long, micros = answer
+        behind = tuple(name.decode() for name in unnamed)
+        look = Look(now_ms, 0, ms_of(next_due), ms_of(next_lease), rank, peers, behind, micros)
+        if not leased:
+            return Claimed([], look)
+        terms = Terms(shard, now_ms, length_ms, grace_ms)
+        about = {
+            want.topic.encode(): (want.ttr_ms, int(paused))
+            for want, paused in zip(wants, resumed, strict=True)
+        }
+        apart = dict(zip(long[::2], long[1::2], strict=True))
+        leases = []
+        for at in range(0, len(leased), 2):
+            member = leased[at]
+            ttr_ms, resumed_ms = about[member[: member.index(b"/")]]
+            body = apart.get(member, b"") if apart else b""
+            leases.append(lease_of(member, leased[at + 1], body, ttr_ms, resumed_ms, terms))
+        return Claimed(leases, look)
+
+    async def wait(self, topics: Iterable[str], seconds: float) -> bool:
+        """
+        Wait until work may be ready for one of *topics*, at most *seconds*; True if something said so.
+        """
+        names = tuple(topics)
+        keys = [self.keys[shard].wake(topic) for shard in range(self.shards) for topic in names]
+        # The server's own time limit is only a bound: it is coarse, and nothing depends on when it ends.
+        reply = await self.link.call("BLPOP", *keys, max(seconds, 0.01), timeout_s=seconds + 5)
+        return reply is not None
+
+    async def extend(self, shard: int, leases: Sequence[Lease], *, lease_ms: int | None = None) -> list[bool]:
+        """
+        Prolong leases, none past its time to run; False for each that is lost.
+
+        With *lease_ms* they have that length from now, and no grace beyond the time to run.
+        """
+        length_ms, grace_ms = (self.lease_ms, self.grace_ms) if lease_ms is None else (lease_ms, 0)
+        held: list[bool] = []
+        for at in range(0, len(leases), PER_CALL):
+            args: list[Any] = []
+            for lease in leases[at : at + PER_CALL]:
+                args += (lease.key.member, lease.fence_bytes, lease.ttr_ms)
+            _, words = await self._run(
+                "extend", shard, (), {"lease_ms": length_ms, "grace_ms": grace_ms}, args
+            )
+            held += [word == b"ok" for word in words]
+        return held
+
+    async def progress(self, lease: Lease, value: bytes) -> None:
+        """
+        Note how far a running job has come.
+
+        Raises:
+            LeaseLost, JobNotFound: See `ack`.
+        """
+        word = await self._run(
+            "progress",
+            lease.shard,
+            (),
+            {"member": lease.key.member, "fence": lease.fence_bytes, "value": value},
+            now=False,
+        )
+        check_held(lease, word)
+
+    async def ack(self, lease: Lease, result: bytes = b"", *, lateness_ms: int = 0) -> None:
+        """
+        Finish the job that *lease* is for.
+
+        Raises:
+            LeaseLost: The lease ran out and the job may run elsewhere, or it was cancelled or replaced.
+            JobNotFound: The job was pruned meanwhile.
+        """
+        await self._finish("ack", Finish(lease, lateness_ms, (result,)))
+
+    async def retry(
+        self,
+        lease: Lease,
+        delay_ms: int,
+        error: bytes = b"",
+        reason: str = "",
+        *,
+        counted: bool = True,
+        lateness_ms: int = 0,
+    ) -> None:
+        """
+        Schedule the job again; an uncounted retry is a snooze.
+
+        Raises:
+            LeaseLost, JobNotFound: See `ack`.
+        """
+        own = (delay_ms, "1" if counted else "0", error, reason)
+        await self._finish("retry", Finish(lease, lateness_ms, own))
+
+    async def bury(self, lease: Lease, error: bytes = b"", reason: str = "", *, lateness_ms: int = 0) -> None:
+        """
+        End the job as dead.
+
+        Raises:
+            LeaseLost, JobNotFound: See `ack`.
+        """
+        await self._finish("bury", Finish(lease, lateness_ms, (error, reason)))
+
+    async def release(self, lease: Lease) -> None:
+        """
+        Give the job back, uncounted, ready at once.
+
+        Raises:
+            LeaseLost, JobNotFound: See `ack`.
+        """
+        await self._finish("release", Finish(lease, 0, ()))
+
+    async def _finish(self, verb: Ending, finish: Finish) -> None:
+        check_held(finish.lease, await self._finishes[verb, finish.lease.shard].add(finish))
+
+    def _finish_group(self, verb: Ending, shard: int) -> Group[Finish, bytes]:
+        async def send(batch: list[Finish]) -> list[bytes]:
+            return await self.finish(verb, shard, batch)
+
+        return Group(send, key=_finish_key, size=_finish_size, max_jobs=PER_CALL)
+
+    async def finish(self, verb: Ending, shard: int, batch: Sequence[Finish]) -> list[bytes]:
+        """
+        End the runs of some jobs, all different: for each the word ok, lost or gone.
+        """
+        topics = dict.fromkeys([finish.lease.key.topic for finish in batch])
+        rest: list[Any] = []
+        for lease, lateness_ms, own in batch:
+            late_ms = min(max(lateness_ms, 0), MAX_MS)
+            match verb:
+                case "ack":
+                    rest += (lease.key.member, lease.fence_bytes, late_ms.to_bytes(4, "big") + own[0])
+                case "release":
+                    rest += (lease.key.member, lease.fence_bytes)
+                case _:
+                    rest += (lease.key.member, lease.fence_bytes, late_ms, *own)
+        fixed: dict[str, Any] = {"nonce": new_nonce(), "topic_count": len(topics)}
+        if verb == "ack":
+            fixed["keep_ms"] = self.keeping.done_ms
+        elif verb == "bury":
+            fixed["keep_ms"] = self.keeping.dead_ms
+        words: list[bytes] = await self._run(verb, shard, topics, fixed, (*topics, *rest))
+        return words
+
+
+def _finish_key(finish: Finish) -> JobKey:
+    return finish.lease.key
+
+
+def _finish_size(finish: Finish) -> int:
+    return sum(len(part) for part in finish.own if isinstance(part, bytes))

@@ -1,0 +1,19 @@
+"""
+How scripts are told of a job: the bits and bytes in front of what users wrote.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+#: How enqueue.lua is told of a job: a byte for lane, options and what to do where the id is taken; its time.
+SPEC = Struct(">BQ")
+#: How hydrate.lua is: a byte for state, lane and options; its time, revision, attempts and crashes.
+PROMISE = Struct(">BQQHH")
+HAS_OPTIONS, FROM_NOW = 32, 64
+ON_CONFLICT = {"keep": 0, "replace": 1, "raise": 2}
+ASKS_FOR_REPLY = 4
+PROMISED_REPLY = 64  #: the same in a promise of hydrate.lua
+
+MAX_COUNT = 0xFFFF  #: of the runs and crashes that a record counts
+MAX_MS = 0xFFFFFFFE  #: largest number of milliseconds that a record holds for a duration

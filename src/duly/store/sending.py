@@ -1,0 +1,109 @@
+"""
+The verb that makes jobs: enqueue, for one and for many.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from duly.bulk import Bulk
+from duly.codec import ASKING
+from duly.errors import DulyError
+from duly.group import Group
+from duly.ids import new_nonce, new_request
+from duly.job import JobState, Placed
+from duly.records import options_of
+from duly.store.answers import placed_of, unless_all_failed
+from duly.store.calls import Calls
+from duly.store.packing import ASKS_FOR_REPLY, FROM_NOW, HAS_OPTIONS, ON_CONFLICT, SPEC
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from duly.job import JobKey, Order
+
+
+class Sending(Calls):
+    """
+    What producers need.
+    """
+
+    @cached_property
+    def _enqueues(self) -> list[Group[tuple[Order, bytes], Placed | DulyError]]:
+        return [self._enqueue_group(shard) for shard in range(self.shards)]
+
+    async def enqueue(self, order: Order) -> Placed:
+        """
+        Accept one job; calls that are under way together share a script call.
+
+        Raises:
+            JobExists: Its id is taken and ``on_conflict`` is "raise".
+            QueueFull: Its topic is at the backlog limit.
+            StoreUnavailable, OutcomeUnknown: See `duly.errors`.
+        """
+        answer = await self._enqueues[self._shard(order.key)].ask((order, new_request()))
+        if isinstance(answer, DulyError):
+            raise answer
+        return answer
+
+    async def enqueue_many(self, orders: Iterable[Order]) -> list[Placed | DulyError]:
+        """
+        Accept any number of jobs; the answer holds one outcome for each, in their order.
+
+        Raises:
+            StoreUnavailable, OutcomeUnknown: What became of every single one, so that it is not overlooked.
+        """
+        bulk = Bulk(self._enqueue, self.shards)
+        try:
+            for order in orders:
+                await bulk.add(self._shard(order.key), order, new_request())
+            answers = await bulk.finish()
+        except BaseException:
+            bulk.cancel()
+            raise
+        return unless_all_failed(answers)
+
+    def _enqueue_group(self, shard: int) -> Group[tuple[Order, bytes], Placed | DulyError]:
+        async def send(batch: list[tuple[Order, bytes]]) -> list[Placed | DulyError]:
+            return await self._enqueue(shard, batch)
+
+        return Group(send, key=_order_key, size=_order_size, halves=True)
+
+    async def _enqueue(self, shard: int, batch: list[tuple[Order, bytes]]) -> list[Placed | DulyError]:
+        topics: dict[str, None] = {}
+        rest: list[Any] = []
+        for order, request in batch:
+            key = order.key
+            topics[key.topic] = None
+            options = options_of(order)
+            spec = order.lane << 3 | ON_CONFLICT[order.on_conflict]
+            if order.envelope.startswith(ASKING):
+                spec |= ASKS_FOR_REPLY
+            if options:
+                spec |= HAS_OPTIONS
+            if order.due_ms is None:
+                head = SPEC.pack(spec | FROM_NOW, order.delay_ms or 0)
+            else:
+                head = SPEC.pack(spec, order.due_ms)
+            rest += (key.member, head, b"".join((request, options, order.envelope, order.payload)))
+        now_ms, revision, answers = await self._run(
+            "enqueue", shard, topics, {"nonce": new_nonce(), "topic_count": len(topics)}, (*topics, *rest)
+        )
+        placed: list[Placed | DulyError] = []
+        for (order, _), answer in zip(batch, answers, strict=True):
+            if type(answer) is int:
+                state = JobState.ready if answer <= now_ms else JobState.scheduled
+                placed.append(Placed(order.key, "created", revision, answer, state))
+                revision += 1
+            else:
+                placed.append(placed_of(order.key, answer))
+        return placed
+
+
+def _order_key(item: tuple[Order, bytes]) -> JobKey:
+    return item[0].key
+
+
+def _order_size(item: tuple[Order, bytes]) -> int:
+    return len(item[0].payload) + len(item[0].envelope)

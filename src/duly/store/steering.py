@@ -1,0 +1,133 @@
+"""
+What people ask for: of jobs cancel, reschedule and requeue; of topics pause, resume, limits and callbacks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from duly.errors import DulyError
+from duly.ids import new_nonce, new_request
+from duly.store.answers import cancelled_of, moved_of
+from duly.store.calls import Calls
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from duly.job import Accepted, JobKey, JobState, Placed
+
+
+class Steering(Calls):
+    """
+    What operators need.
+    """
+
+    async def cancel(
+        self, keys: Sequence[JobKey], *, reason: str = "cancelled"
+    ) -> list[JobState | Accepted | None]:
+        """
+        End jobs that have not ended; the answer is the state each is in now, None where there is no job.
+
+        It is "accepted" where the job may wait in a table of far-future jobs, never to come from there.
+        """
+
+        async def send(shard: int, batch: list[JobKey]) -> list[bytes]:
+            topics = dict.fromkeys(key.topic for key in batch)
+            fixed = {
+                "nonce": new_nonce(),
+                "keep_ms": self.keeping.done_ms,
+                "reason": reason,
+                "topic_count": len(topics),
+            }
+            words: list[bytes] = await self._run(
+                "cancel", shard, topics, fixed, (*topics, *(key.member for key in batch))
+            )
+            return words
+
+        words = await self._scatter(keys, send)
+        return [cancelled_of(word) for word in words]
+
+    async def reschedule(
+        self,
+        key: JobKey,
+        *,
+        delay_ms: int | None = None,
+        due_ms: int | None = None,
+        revision: int | None = None,
+    ) -> Placed:
+        """
+        Give a job that has not started another due time.
+
+        The word is "accepted" where the job may wait in a table of far-future jobs.
+
+        Raises:
+            JobNotFound: There is no such job.
+            Conflict: It runs or has ended, or *revision* does not stand any more.
+        """
+        when = f"+{delay_ms or 0}" if due_ms is None else due_ms
+        words = await self._run(
+            "reschedule",
+            self._shard(key),
+            (key.topic,),
+            {"nonce": new_nonce(), "topic_count": 1},
+            (key.topic, key.member, new_request(), when, "" if revision is None else revision),
+        )
+        return moved_of(key, words[0], "rescheduled")
+
+    async def requeue(self, keys: Sequence[JobKey]) -> list[Placed | DulyError]:
+        """
+        Run ended jobs again; one outcome for each, `Conflict` where it has not ended.
+        """
+
+        async def send(shard: int, batch: list[JobKey]) -> list[bytes]:
+            topics = dict.fromkeys(key.topic for key in batch)
+            rest: list[Any] = []
+            for key in batch:
+                rest += (key.member, new_request())
+            fixed = {"nonce": new_nonce(), "topic_count": len(topics)}
+            words: list[bytes] = await self._run("requeue", shard, topics, fixed, (*topics, *rest))
+            return words
+
+        outcomes: list[Placed | DulyError] = []
+        for key, word in zip(keys, await self._scatter(keys, send), strict=True):
+            try:
+                outcomes.append(moved_of(key, word, "requeued"))
+            except DulyError as error:
+                outcomes.append(error)
+        return outcomes
+
+    async def pause(self, topic: str) -> None:
+        """
+        Let no more jobs of *topic* be claimed.
+        """
+        for shard in range(self.shards):
+            await self._run("pause", shard, (), {"nonce": new_nonce(), "topic": topic})
+
+    async def resume(self, topic: str) -> None:
+        """
+        Let jobs of *topic* be claimed again.
+        """
+        for shard in range(self.shards):
+            await self._run("resume", shard, (topic,), {"nonce": new_nonce(), "topic": topic})
+
+    async def limit(self, topic: str, backlog: int | None) -> None:
+        """
+        Refuse jobs of *topic* beyond *backlog* that wait; None lifts the limit.
+        """
+        for keys in self.keys:
+            if backlog is None:
+                await self.link.call("HDEL", keys.fixed["topics"], f"{topic}:limit")
+            else:
+                share = max(1, -(-backlog // self.shards))
+                await self.link.call("HSET", keys.fixed["topics"], f"{topic}:limit", share)
+
+    async def set_callback(self, topic: str, url: str | None) -> None:
+        """
+        Have jobs of *topic* delivered to *url*, those that wait as well; None lets workers run them again.
+        """
+        for keys in self.keys:
+            if url is None:
+                await self.link.call("HDEL", keys.fixed["topics"], f"{topic}:callback")
+            else:
+                await self.link.call("HSET", keys.fixed["topics"], f"{topic}:callback", url)
+                await self.link.call("LPUSH", keys.fixed["callbacks"], topic)

@@ -1,0 +1,162 @@
+"""
+The verbs that keep a queue going, whoever works on it: promote, recover, prune, audit and the like.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from duly.ids import new_nonce
+from duly.job import JobKey
+from duly.store.answers import ms_of
+from duly.store.calls import Calls
+from duly.store.values import PER_CALL, Look, Recovered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+DUE_TOPICS = 64  #: topics whose streams a promote names unasked
+FORGET_WORKERS_MS = 24 * 3_600_000
+
+
+class Upkeep(Calls):
+    """
+    What background duties need.
+    """
+
+    @cached_property
+    def _due_topics(self) -> list[OrderedDict[str, None]]:
+        return [OrderedDict() for _ in range(self.shards)]
+
+    async def promote(
+        self,
+        shard: int,
+        topics: Iterable[str] = (),
+        *,
+        timer: str = "",
+        role: str = "auto",
+        limit: int = PER_CALL,
+    ) -> Look:
+        """
+        Move up to *limit* due jobs to their ready streams, whatever their topics.
+        """
+        known = self._due_topics[shard]
+        self._remember(shard, topics)
+        moved = 0
+        while True:
+            names = tuple(known)
+            answer = await self._run(
+                "promote",
+                shard,
+                names,
+                {
+                    "nonce": new_nonce(),
+                    "limit": limit,
+                    "keep_ms": self.keeping.done_ms,
+                    "name": timer,
+                    "role": role,
+                },
+                names,
+            )
+            moved += answer[1]
+            look = Look(
+                answer[0],
+                moved,
+                ms_of(answer[2]),
+                ms_of(answer[3]),
+                answer[4],
+                answer[5],
+                tuple(name.decode() for name in answer[6]),
+                answer[7],
+            )
+            # Every key of a script is declared: topics it met and could not name are named in the next call.
+            if not look.unnamed or moved >= limit:
+                return look
+            self._remember(shard, look.unnamed)
+
+    async def recover(self, shard: int, topics: Iterable[str] = (), *, counted: bool = True) -> Recovered:
+        """
+        Take back jobs whose lease ran out without an answer.
+        """
+        self._remember(shard, topics)
+        recovered = buried = 0
+        while True:
+            names = tuple(self._due_topics[shard])
+            fixed = {
+                "nonce": new_nonce(),
+                "limit": PER_CALL,
+                "max_crashes": self.max_crashes,
+                "counted": "1" if counted else "0",
+                "keep_ms": self.keeping.dead_ms,
+            }
+            now_ms, back, dead, next_lease, unnamed = await self._run("recover", shard, names, fixed, names)
+            recovered += back
+            buried += dead
+            if not unnamed:
+                return Recovered(now_ms, recovered, buried, ms_of(next_lease))
+            self._remember(shard, [name.decode() for name in unnamed])
+
+    def _remember(self, shard: int, topics: Iterable[str]) -> None:
+        known = self._due_topics[shard]
+        for topic in topics:
+            known[topic] = None
+            known.move_to_end(topic)
+        while len(known) > DUE_TOPICS:
+            known.popitem(last=False)
+
+    async def prune(self, shard: int, *, limit: int = PER_CALL) -> tuple[int, bool]:
+        """
+        Forget ended jobs past their time or beyond the bytes; how many, and whether there is more.
+        """
+        pruned, more = await self._run(
+            "prune",
+            shard,
+            (),
+            {
+                "nonce": new_nonce(),
+                "limit": limit,
+                "max_done_bytes": self.keeping.done_bytes // self.shards,
+                "max_dead_bytes": self.keeping.dead_bytes // self.shards,
+            },
+        )
+        return pruned, more == b"1"
+
+    async def audit(self, shard: int, members: Sequence[str]) -> tuple[int, list[tuple[int, int]]]:
+        """
+        Put some jobs back to where their records say they are.
+
+        The answer is how much was mended, and state and weight of each job, state -1 where there is none.
+        """
+        topics = dict.fromkeys(JobKey.of(member).topic for member in members)
+        fixed = {"nonce": new_nonce(), "keep_ms": self.keeping.done_ms, "member_count": len(members)}
+        mended, _, words = await self._run("audit", shard, topics, fixed, (*members, *topics))
+        return mended, [(int(state), int(weight)) for state, weight in (word.split() for word in words)]
+
+    async def beat(self, worker: str, about: bytes) -> None:
+        """
+        Say that a worker lives, or with nothing to say about it, that it has gone.
+        """
+        # Every shard holds the last claim of a worker; only the first tells of the worker itself.
+        for shard in range(self.shards):
+            await self._run(
+                "beat", shard, (), {"worker": worker, "about": about, "forget_ms": FORGET_WORKERS_MS}
+            )
+
+    async def approve(self, record_id: str, generation: int, server_id: str) -> None:
+        """
+        Let jobs be claimed: the queue, on this server, agrees with its record.
+        """
+        for shard in range(self.shards):
+            fixed = {"record_id": record_id, "generation": generation, "server_id": server_id}
+            await self._run("approve", shard, (), fixed)
+
+    async def pace(self, run: str, jobs: int, rate: float) -> float:
+        """
+        How many seconds to wait before *jobs* of a run leave, so that all its processes together keep to
+        *rate* jobs a second.
+        """
+        takes_us = max(1, round(jobs * 1_000_000 / rate))
+        wait_us = await self._run("pace", 0, (), {"run": run, "takes_us": takes_us}, now=False)
+        return int(wait_us) / 1_000_000

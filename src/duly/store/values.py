@@ -1,0 +1,108 @@
+"""
+What the store is asked with, and what it answers with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from duly.job import JobKey, JobState, Lease, Order
+
+Ending = Literal["ack", "retry", "bury", "release"]
+Thawed = Literal["created", "kept", "cancelled", "moved"]
+
+PER_CALL = 128  #: jobs in one promote, claim or finish: about 2 ms of the server's time
+CLAIM_BYTES = 1024 * 1024  #: of jobs or replies that one call leases
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """
+    How long and how much of ended jobs is kept.  Bytes are for the namespace, not for each shard.
+    """
+
+    done_ms: int = 24 * 3_600_000
+    dead_ms: int = 14 * 24 * 3_600_000
+    done_bytes: int = 256 * 1024 * 1024
+    dead_bytes: int = 256 * 1024 * 1024
+
+
+class Want(NamedTuple):
+    """
+    What a worker can take of one topic.
+    """
+
+    topic: str
+    free: int
+    ttr_ms: int
+
+
+class Look(NamedTuple):
+    """
+    What a promote or claim saw of its shard.
+    """
+
+    now_ms: int
+    moved: int
+    next_due_ms: int | None
+    next_lease_ms: int | None
+    rank: int  #: of the asking timer: 0 leads, 1 and 2 stand by, 3 only scans
+    peers: int  #: other timers that hold a slot: other processes that work
+    unnamed: tuple[str, ...]  #: topics with due jobs whose streams the call did not name
+    micros: int = 0  #: beyond now_ms
+
+
+class Claimed(NamedTuple):
+    """
+    Leases, and what the claim saw besides.
+    """
+
+    leases: list[Lease]
+    look: Look
+
+
+class Recovered(NamedTuple):
+    """
+    What a recover did.
+    """
+
+    now_ms: int
+    recovered: int
+    buried: int
+    next_lease_ms: int | None
+
+
+class Promise(NamedTuple):
+    """
+    A job as its row in the record has it.
+    """
+
+    order: Order  #: with its due_ms
+    revision: int
+    request: bytes  #: of the call that made the revision
+    attempts: int = 0
+    crashes: int = 0
+    cancelled: bool = False
+
+
+class Hydrated(NamedTuple):
+    """
+    What became of a promise: whose revision stands in the store now.
+    """
+
+    key: JobKey
+    word: Literal["created", "replaced", "kept"]
+    revision: int
+    state: JobState
+
+
+class Finish(NamedTuple):
+    """
+    How one run ended: the arguments that ack, retry and bury share, then their own.
+    """
+
+    lease: Lease
+    lateness_ms: int
+    own: tuple[Any, ...]
