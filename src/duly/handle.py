@@ -16,7 +16,7 @@ from duly.newjob import due_at_ms
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from duly.app import Duly
+    from duly.app.connecting import Connecting
     from duly.backoff import Seconds
     from duly.job import Accepted
     from duly.record.sessions import AnySession
@@ -29,7 +29,7 @@ class JobHandle(Generic[R_co]):
     A job of which the identity is known.
     """
 
-    def __init__(self, app: Duly, key: JobKey, placed: Placed | None = None) -> None:
+    def __init__(self, app: Connecting, key: JobKey, placed: Placed | None = None) -> None:
         self._app = app
         self.key = key
         self.placed = placed  #: what the store answered when it was sent

@@ -225,7 +225,7 @@ LEFT_OUT = {
 def test_every_async_method_has_a_twin_that_takes_the_same(kind, twin):
     names = {
         name
-        for name, value in vars(kind).items()
+        for name, value in inspect.getmembers(kind)
         if not name.startswith("_")
         and (inspect.iscoroutinefunction(value) or inspect.isasyncgenfunction(value))
     }

@@ -1,0 +1,127 @@
+"""
+Opening what an app speaks to: a server of its own, a store, a service over HTTP, a record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from duly.connection import Link
+from duly.errors import StoreUnavailable, UsageError
+from duly.store import Keeping, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from duly.embedded.server import EmbeddedServer
+    from duly.record.assembly import WholeRecord
+    from duly.remote.store import RemoteStore
+    from duly.settings import Settings
+
+log = logging.getLogger("duly")
+
+MAX_CRASHES = 3  #: of a job that says nothing else
+
+
+async def start_server(settings: Settings) -> EmbeddedServer:
+    """
+    Start an embedded server, or join the one that runs.
+
+    Raises:
+        StoreUnavailable: It does not start.
+    """
+    from duly.embedded.server import EmbeddedServer  # noqa: PLC0415  # only who has no server needs one
+
+    server = EmbeddedServer(settings.data, settings.durability)
+    await asyncio.to_thread(server.start)
+    return server
+
+
+def new_store(
+    settings: Settings,
+    server: EmbeddedServer | None,
+    now: Callable[[], int] | None,
+    kind: Callable[..., Store] = Store,
+) -> Store:
+    """
+    A store with connections of its own, on the embedded *server* if there is one; connects on first use.
+    """
+    link = Link(
+        server.url if server is not None else settings.url or "",
+        ensure=None if server is None else _ensure(server),
+        timeout_s=settings.socket_timeout_ms / 1000,
+    )
+    return kind(
+        link,
+        namespace=settings.namespace,
+        shards=settings.shards,
+        lease_ms=settings.lease_ms,
+        max_crashes=MAX_CRASHES,
+        max_events=(settings.events_rows, settings.events_bytes),
+        keeping=Keeping(
+            done_ms=settings.keep_succeeded_ms,
+            done_bytes=settings.keep_succeeded_bytes,
+            dead_ms=settings.keep_dead_ms,
+            dead_bytes=settings.keep_dead_bytes,
+        ),
+        now=now,
+    )
+
+
+async def open_remote(settings: Settings) -> RemoteStore:
+    """
+    Connect to the HTTP service that the URL names.
+
+    Raises:
+        StoreUnavailable, ServerUnsuitable: It cannot be reached, or is no such service.
+    """
+    # Only who has no server needs a client of HTTP.
+    from duly.remote.link import RemoteLink  # noqa: PLC0415  # only for HTTP
+    from duly.remote.store import RemoteStore  # noqa: PLC0415  # likewise
+
+    link = RemoteLink(
+        settings.url or "", api_key=settings.api_key, timeout_s=settings.socket_timeout_ms / 1000
+    )
+    try:
+        await link.look()
+    except BaseException:
+        await link.aclose()
+        raise
+    return RemoteStore(link)
+
+
+async def open_record(store: Store, url: str, settings: Settings) -> WholeRecord:
+    """
+    Connect to the record of a store, which is closed if that fails.
+
+    Raises:
+        UsageError: Packages are missing.
+        RecordUnavailable, LayoutMismatch: The database cannot be reached, or does not fit.
+    """
+    record: WholeRecord | None = None
+    try:
+        from duly.record.assembly import WholeRecord  # noqa: PLC0415  # packages that need not be there
+
+        record = WholeRecord(url, store, horizon_ms=settings.horizon_ms, keep_ms=settings.record_keep_ms)
+        await record.open()
+    except BaseException as error:
+        if record is not None:
+            await record.aclose()
+        await store.link.aclose()
+        if isinstance(error, ImportError):
+            raise UsageError(f"a record needs {error.name}: pip install 'duly[record]'") from error
+        raise
+    return record
+
+
+def _ensure(server: EmbeddedServer) -> Callable[[], Awaitable[None]]:
+    async def ensure() -> None:
+        try:
+            await asyncio.to_thread(server.ensure)
+        except (StoreUnavailable, UsageError) as error:
+            # The call that found no server goes on trying, and tells its caller in the end.
+            log.warning("%s", error)
+
+    return ensure
