@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from duly.job import Lease, Placed
     from duly.store import Store
+    from duly.testing import TestClock
 
 _claims = itertools.count(1)
 
@@ -34,6 +35,20 @@ async def claim(
     wants = [Want(topic, limit if free is None else free, 60_000) for topic in topics or ("mail",)]
     options.setdefault("number", next(_claims))
     return (await store.claim(0, wants, worker=worker, limit=limit, **options)).leases
+
+
+def ids(leases: Sequence[Lease]) -> list[str]:
+    return [lease.key.id for lease in leases]
+
+
+async def crash(store: Store, clock: TestClock, *topics: str) -> list[Lease]:
+    """
+    Claim what is there and let the leases run out.
+    """
+    leases = await claim(store, *topics)
+    clock.advance(s=16)
+    await store.recover(0)
+    return leases
 
 
 class LossyLink(Link):
