@@ -76,9 +76,9 @@ for at = 1, #names do
   resumed[at] = resumed[at] or '0'
 end
 
--- Whether a job in this lane of a topic is for who asks.
-local function is_mine(position, lane)
-  if lane == CALLBACK then return delivers end
+-- Whether a job of a topic with this mark, or in this lane, is for who asks.
+local function is_mine(position, mark)
+  if mark % 32 >= 8 * CALLBACK then return delivers end
   return not delivers or calls[position]
 end
 
@@ -125,8 +125,16 @@ local claimed_by = nonce .. worker_id .. encode(NUMBER, now)
 
 -- Where options begin in what every record ends with: revision, request, options, body.
 local OPTIONS_IN_REST = 15
--- A run from mark to due: of two strings that it takes over whole, the one that has not ended, and who claimed it.
-local CLAIMED = '>BHHBBI8c12I8c24I8'
+-- A run up to its token: `fresh` has those of jobs that never ran, by their mark, which are most.
+local BEGUN, fresh = '>BHHBBI8c12', {}
+
+local function begun(mark, attempts, crashes, marks)
+  mark = mark - mark % 8 + RUNNING
+  if attempts + crashes + marks > 0 then return encode(BEGUN, mark, attempts, crashes, 0, marks, 0, NOT_ENDED) end
+  local begins = fresh[mark] or encode(BEGUN, mark, 0, 0, 0, 0, 0, NOT_ENDED)
+  fresh[mark] = begins
+  return begins
+end
 
 -- Lease a job to the worker if its body still fits into the answer; one always does.
 local function lease(member, position, mark, attempts, crashes, marks, due_ms, rest)
@@ -144,8 +152,8 @@ local function lease(member, position, mark, attempts, crashes, marks, due_ms, r
     if own_ttr > 0 then until_ms = now + math.min(lease_for, own_ttr + grace) end
   end
   local at = 2 * taken + 1
-  local record = encode(CLAIMED, mark - mark % 8 + RUNNING, attempts, crashes, 0, marks, 0, NOT_ENDED, token + taken,
-    claimed_by, due_ms) .. rest
+  local record = begun(mark, attempts, crashes, marks) .. encode(NUMBER, token + taken) .. claimed_by
+    .. encode(NUMBER, due_ms) .. rest
   lease_scores[at], lease_scores[at + 1] = until_ms, member
   lease_count = at + 1
   leased[at], leased[at + 1] = member, record
@@ -195,12 +203,12 @@ for step = 0, #names - 1 do
   local position = (turn + step) % #names + 1
   -- Counters say where to look; now and then the streams are asked themselves.
   if free[position] > 0 and left > 0 and bytes > 0 and (ready[position] > 0 or turn % 32 == 0) then
-    if suspects_left > 0 and is_mine(position, SUSPECT) then
+    if suspects_left > 0 and is_mine(position, 8 * SUSPECT) then
       take_ready(position, SUSPECT, math.min(suspects_left, free[position], left))
     end
     for _, lane in ipairs(lane_order) do
       local want = math.min(free[position], left)
-      if want > 0 and bytes > 0 and is_mine(position, lane) then take_ready(position, lane, want) end
+      if want > 0 and bytes > 0 and is_mine(position, 8 * lane) then take_ready(position, lane, want) end
     end
   end
 end
@@ -211,16 +219,16 @@ local MOVED_AT_ONCE, MOVED_AT_LEAST = 128, 16
 local numbers, used, looked_at = nil, 0, math.max(MOVED_AT_ONCE - taken, MOVED_AT_LEAST)
 -- Of one kind, those beyond the free slots are in their order already: they stay where they are, for the next claim.
 if kinds == 1 and left > 0 then looked_at = math.min(looked_at, left) end
-local unnamed = for_each_due(now, looked_at, tonumber(keep_ms), function(member, topic, record, due_ms)
+local unnamed = for_each_due(now, looked_at, tonumber(keep_ms), function(member, topic, record, due_ms, mark)
   local position = place[topic]
-  if free[position] > 0 and left > 0 and bytes > 0 and is_mine(position, floor(string.byte(record) / 8) % 4) then
-    -- Its first run: all that there is to keep is what follows the mark.
-    local mark, attempts, crashes, marks, rest, _ = string.byte(record) + 64, 0, 0, 0, nil, nil
-    if mark % 128 < 64 then
+  if free[position] > 0 and left > 0 and bytes > 0 and is_mine(position, mark) then
+    local attempts, crashes, marks, rest, _ = 0, 0, 0, nil, nil
+    if mark % 128 >= 64 then
       mark, attempts, crashes, _, marks = decode(START, record)
       rest = cut(record, REVISION_AT)
     else
-      rest = cut(record, 2)
+      -- Its first run: all that there is to keep is what follows the mark.
+      mark, rest = mark + 64, cut(record, 2)
     end
     if (crashes == 0 or suspects_left > 0) and lease(member, position, mark, attempts, crashes, marks, due_ms, rest) then
       return
@@ -239,7 +247,7 @@ for position, number in pairs(taken_of) do
   count(topic, SCHEDULED, waited - number)
 end
 if taken > 0 then redis.call('HSET', claims, worker, nonce .. table.concat(names_taken, '\n')) end
-for at = 1, #leased, 2 do store(leased[at], leased[at + 1]) end
+keep_all(leased, 2 * taken)
 commit(now, nonce, worker)
 
 next_due = first_score(due)

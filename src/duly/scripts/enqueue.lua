@@ -32,12 +32,11 @@ local SPEC, WAITING, REQUEST_BYTES = '>BI8', '>BI8c6I8', 6
 
 local now_floor, now_ceil = clock(now_ms)
 local named = tonumber(topic_count)
-local room = {}
+local room = {}  -- where there is a limit
 for at = 1, named do
   local topic = ARGV[topic_at + at - 1]
   name_topic(topic, at)
   local limit = redis.call('HGET', topics, topic .. ':limit')
-  room[topic] = math.huge
   if limit then
     local was = redis.call('HMGET', topics, topic .. ':scheduled', topic .. ':ready')
     room[topic] = limit - (was[1] or 0) - (was[2] or 0)
@@ -75,6 +74,13 @@ local function same(old, old_due, spec, rest, due_ms)
   return old.options .. body == cut(rest, REQUEST_BYTES + 1) and (old.options ~= '') == (spec % 64 >= 32)
 end
 
+-- Take a place of a topic; only one with a limit can be full.
+local function has_room(topic)
+  local left = room[topic]
+  if left then room[topic] = left - 1 end
+  return not left or left >= 1
+end
+
 -- An id that is taken: the first answer again, what stands, or a place in `replacing`.
 local function meet(old, at, spec, due_ms, topic)
   local on_conflict, rest, old_due = spec % ASKS, ARGV[first + 3 * at - 1], current_due(old)
@@ -84,10 +90,9 @@ local function meet(old, at, spec, due_ms, topic)
     answers[at] = answer_of(on_conflict == RAISE and 'exists' or 'kept', old, old_due)
   elseif same(old, old_due, spec, rest, due_ms) then
     answers[at] = answer_of('kept', old, old_due)
-  elseif old.state >= RUNNING and room[topic] < 1 then
+  elseif old.state >= RUNNING and not has_room(topic) then
     answers[at] = 'full 0 0 0'
   else
-    if old.state >= RUNNING then room[topic] = room[topic] - 1 end
     replacing[#replacing + 1] = {old = old, at = at, spec = spec, due = due_ms}
   end
 end
@@ -100,12 +105,19 @@ local function run_of(mark, marks, number, due_ms)
   return encode(START, mark + 64, 0, 0, 0, marks, number) .. NOT_ENDED .. NOT_CLAIMED .. encode(NUMBER, due_ms)
 end
 
+-- What a spec says is taken apart once for all neighbours that have the same.
+local read_spec, read_topic, base, lane, asks
+
+local function read_of(spec, topic)
+  read_spec, read_topic, base, lane, asks = spec, topic, spec % 64 - spec % 8, floor(spec / 8) % 4, spec % 8 >= ASKS
+  use_lane(topic, lane)
+end
+
 -- Build a record without a table in between: this is the path of bulk scheduling.
 local function place(verb, at, topic, spec, number, due_ms, marks)
-  local member, rest = members[at], ARGV[first + 3 * at - 1]
-  local mark, run, lane = spec % 64 - spec % 8, nil, floor(spec / 8) % 4
-  use_lane(topic, lane)
-  if spec % 8 >= ASKS then marks = marks + REPLY end
+  if spec ~= read_spec or topic ~= read_topic then read_of(spec, topic) end
+  local member, rest, mark, run = members[at], ARGV[first + 3 * at - 1], base, nil
+  if asks then marks = marks + REPLY end
   if #rest > INLINE_BYTES then
     local body_at = REQUEST_BYTES + 1 + (mark >= 32 and OPTIONS_BYTES or 0)
     if #rest - body_at >= INLINE_BYTES then
@@ -140,10 +152,9 @@ for at = 1, member_count do
   local due_ms = due_of(spec, ms)
   if records[at] then
     meet(read(members[at], records[at]), at, spec, due_ms, topic)
-  elseif room[topic] < 1 then
+  elseif not has_room(topic) then
     answers[at] = 'full 0 0 0'
   else
-    room[topic] = room[topic] - 1
     place('enqueued', at, topic, spec, placed, due_ms, 0)
     placed, answers[at] = placed + 1, due_ms
   end

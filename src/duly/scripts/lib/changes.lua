@@ -15,6 +15,7 @@ local first_key
 local puts, put_count, due_scores, due_count, earliest = {}, 0, {}, 0, nil
 local lease_scores, lease_count, freed, freed_count, done_scores, done_count = {}, 0, {}, 0, {}, 0
 local event_rows, event_verbs = {}, {}
+local row_verb, row_count, row_members, row_heads  -- of the verb that was noted last
 local put_bodies, dropped_bodies, put_outcomes, dropped_outcomes = {}, {}, {}, {}
 local unscheduled, dead_scores, undone, undead = {}, {}, {}, {}
 local lined_up, lined_count, dropped_entries, taken_upto, woken, called, lanes = {}, 0, {}, {}, {}, {}, {}
@@ -42,7 +43,7 @@ local function begin()
   if answered[1] then answered = {} end
   if event_verbs[1] then
     for _, verb in ipairs(event_verbs) do event_rows[verb].size = 0 end
-    event_verbs = {}
+    event_verbs, row_verb = {}, nil
   end
 end
 
@@ -68,23 +69,31 @@ local function count(topic, state, change)
   of_topic[state] = of_topic[state] + change
 end
 
--- One row of the event entry: the head of the record as it stands after the verb; see head_of.
-local function note(verb, member, head, reason)
+-- The rows that follow are of this verb.
+local function begin_rows(verb)
+  if row_verb then event_rows[row_verb].size = row_count end
   local group = event_rows[verb]
   if not group then
-    group = {size = 0, members = {}, heads = {}, reasons = {}}
+    group = {size = 0, members = {}, heads = {}}
     event_rows[verb] = group
   end
-  local size = group.size + 1
-  if size == 1 then
+  if group.size == 0 then
     event_verbs[#event_verbs + 1] = verb
-    group.told = false
+    group.reasons = nil
   end
-  group.size, group.members[size], group.heads[size] = size, member, head
-  if reason or group.told then
-    for row = group.told and size or 1, size - 1 do group.reasons[row] = '' end
+  row_verb, row_count, row_members, row_heads = verb, group.size, group.members, group.heads
+end
+
+-- One row of the event entry: the head of the record as it stands after the verb; see head_of.
+local function note(verb, member, head, reason)
+  if verb ~= row_verb then begin_rows(verb) end
+  row_count = row_count + 1
+  row_members[row_count], row_heads[row_count] = member, head
+  if reason then
+    local group = event_rows[verb]
+    group.reasons = group.reasons or {}
     -- A line break in a reason would make the whole entry unreadable.
-    group.reasons[size], group.told = string.gsub(reason or '', '%c', ' '), true
+    group.reasons[row_count] = string.gsub(reason, '%c', ' ')
   end
 end
 
@@ -95,6 +104,15 @@ end
 local function store(member, record)
   put_count = put_count + 2
   puts[put_count - 1], puts[put_count] = member, record
+end
+
+-- Store members and records as they stand in a table, which is given away.
+local function keep_all(table, size)
+  if put_count == 0 then
+    puts, put_count = table, size
+  else
+    for at = 1, size, 2 do store(table[at], table[at + 1]) end
+  end
 end
 
 -- Store a record and say what happened to it; `due_ms` for one that waits for its first run.
@@ -112,6 +130,13 @@ local function schedule(member, due_ms)
   due_count = due_count + 2
   due_scores[due_count - 1], due_scores[due_count] = due_ms, member
   if not earliest or due_ms < earliest then earliest = due_ms end
+end
+
+-- Keep a job that has succeeded: `let_go`, `store` and `keep_done` in one, because every job comes this way.
+local function close(member, record, until_ms)
+  freed_count, put_count, done_count = freed_count + 1, put_count + 2, done_count + 2
+  freed[freed_count], puts[put_count - 1], puts[put_count] = member, member, record
+  done_scores[done_count - 1], done_scores[done_count] = until_ms, member
 end
 
 -- Take the lease of a job that runs no longer, and what it said of its progress.
@@ -167,8 +192,13 @@ end
 -- The rows of one verb, a line for each of their members and reasons.
 local function rows_of(verb)
   local group = event_rows[verb]
-  local size = group.size
-  local reasons = group.told and table.concat(group.reasons, '\n', 1, size) or string.rep('\n', size - 1)
+  local size, reasons = group.size, group.reasons
+  if reasons then
+    for row = 1, size do reasons[row] = reasons[row] or '' end
+    reasons = table.concat(reasons, '\n', 1, size)
+  else
+    reasons = string.rep('\n', size - 1)
+  end
   return size, table.concat(group.members, '\n', 1, size), table.concat(group.heads, '', 1, size), reasons
 end
 
@@ -191,6 +221,7 @@ end
 local function emit(now_ms, nonce, worker)
   local verb = event_verbs[1]
   if not verb then return end
+  event_rows[row_verb].size = row_count
   local size, members, heads, reasons = rows_of(verb)
   local verbs = string.format('%s %d', verb, size)
   for at = 2, #event_verbs do

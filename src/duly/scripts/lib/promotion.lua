@@ -7,8 +7,13 @@ local function for_each_due(now_ms, limit, keep_ms, each)
   if not head[1] or tonumber(head[2]) > now_ms then return unnamed end
   local found = redis.call('ZRANGE', due, '-inf', now_ms, 'BYSCORE', 'LIMIT', 0, limit, 'WITHSCORES')
   local members, owners, dues, size = {}, {}, {}, 0
+  local topic, begins = '', ''
   for at = 1, #found, 2 do
-    local topic = topic_of(found[at])
+    -- Neighbours are mostly of one topic.
+    if begins == '' or find(found[at], begins, 1, true) ~= 1 then
+      topic = topic_of(found[at])
+      begins = topic .. '/'
+    end
     if first_key[topic] then
       size = size + 1
       members[size], owners[size], dues[size] = found[at], topic, tonumber(found[at + 1])
@@ -30,7 +35,7 @@ local function for_each_due(now_ms, limit, keep_ms, each)
         job[DUE] = dues[at]
         finish('cancelled', job, owners[at], CANCELLED, now_ms, keep_ms, '{"type":"expired"}', 'expired')
       else
-        each(member, owners[at], record, dues[at])
+        each(member, owners[at], record, dues[at], mark)
       end
     end
   end
