@@ -138,7 +138,7 @@ METRICS = {
             "duly_queue_promotion_lag_seconds",
             "gauge",
             (),
-            "Since the earliest scheduled job was due: more than a second means that no timer runs.",
+            "Since the earliest scheduled job was due: more than five seconds mean that no timer runs.",
             "queue",
         ),
         Metric(

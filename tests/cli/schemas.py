@@ -310,7 +310,7 @@ class Stats(Strict):
     topics: list[TopicNow]
     totals: Totals
     next_due_at: str | None
-    unpromoted_ms: int  #: how long a due job has waited for a timer; more than a second means no worker runs
+    unpromoted_ms: int  #: how long a due job has waited for a timer; more than five seconds: no worker runs
     workers: Workers
     events: Events
     server: Server

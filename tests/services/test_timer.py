@@ -14,7 +14,7 @@ from duly.connection import Link
 from duly.job import JobState
 from duly.namespace import create
 from duly.services.outlook import Outlook
-from duly.services.timer import ROOM_S, STAND_BY_S, Timer, TimerBell
+from duly.services.timer import ROOM_S, STAND_BY_S, STAYS_S, Timer, TimerBell
 from duly.store import Look, Store
 from tests.eventually import eventually
 from tests.services.conftest import working
@@ -189,6 +189,21 @@ async def test_what_is_due_is_left_to_a_worker_that_soon_has_room(live):
     outlook.note(Look(0, 0, None, None, 0, 0, ()), time.monotonic())
     assert 0 == await looking
     assert {JobState.scheduled: 1} == await _counts(live)
+
+
+async def test_what_has_been_due_for_seconds_is_promoted_whoever_claims(live):
+    mine, outlook = timer(live, "a", claim=lambda: pytest.fail("the worker has had its time"))
+    placed = await enqueue(live, "a", delay_ms=1)
+
+    async def due() -> bool:
+        seconds, micros = map(int, await live.link.call("TIME"))
+        return 1000 * seconds + micros // 1000 >= placed.due_ms
+
+    await eventually(due)
+    now_ms = placed.due_ms + 1000 * STAYS_S
+    outlook.note(Look(now_ms, 0, placed.due_ms, None, 0, 0, ()), time.monotonic())
+    assert 1 == await mine.run_once()
+    assert {JobState.ready: 1} == await _counts(live)
 
 
 async def test_a_bell_hears_of_an_earlier_due_time_also_between_two_readings(live):

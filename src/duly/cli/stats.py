@@ -55,7 +55,7 @@ def _print(told: StatsDocument, seen: Glance) -> None:
     print("total    " + ", ".join(f"{getattr(told.totals, name):,} {name}" for name in STATES))
     late = f"; due for {say_duration(told.unpromoted_ms)} and not promoted: is a worker running?"
     next_due = ago(seen.stats.next_due_ms, seen.now_ms) or "nothing"
-    print(f"next due {next_due}{late if told.unpromoted_ms > 1_000 else ''}")
+    print(f"next due {next_due}{late if told.unpromoted_ms > 5_000 else ''}")
     print(
         f"workers  {workers.live} live, {workers.silent} silent, "
         f"{workers.running} of {workers.slots} slots busy"

@@ -23,6 +23,7 @@ log = logging.getLogger("duly.timer")
 
 STAND_BY_S = 0.02  #: how much later each stand-by looks
 ROOM_S = 0.25  #: how long the only worker may take to have room
+STAYS_S = 3.0  #: how long what is due may stand in line for the next claim of the only worker
 SCAN_SLACK = 1.25
 STANDS_BY = 2  #: the last rank that looks at the due time at all
 
@@ -75,10 +76,13 @@ class Timer:
         if again:
             self._again_s = None
         # A claim promotes what it cannot take, and what it takes starts a step earlier: also a full worker is
-        # given a moment.  Where other processes work, too, the first promotes, which wakes them in turn; but
-        # the one that was woken may have died, so whoever looks after that claims what is still there.
+        # given a moment, and one that claims all the time some more.  Where other processes work, too, the
+        # first promotes, which wakes them in turn; but the one that was woken may have died, so whoever looks
+        # after that claims what is still there.
+        overdue_s = -(outlook.due_in_s() or 0.0)
         if (
-            (again or outlook.rank or not outlook.peers)
+            overdue_s < STAYS_S
+            and (again or outlook.rank or not outlook.peers)
             and self._claim()
             and await outlook.changed(STAND_BY_S if outlook.peers else ROOM_S)
         ):
