@@ -152,6 +152,13 @@ METRICS = {
             "How full the event stream is; consumers lose events at 1.",
             "queue",
         ),
+        Metric(
+            "duly_replies_dropped_total",
+            "counter",
+            (),
+            "Replies that were dropped unread: too many for their queue, or older than a day.",
+            "queue",
+        ),
     )
 }
 
@@ -174,6 +181,7 @@ class _Queue(NamedTuple):
     stats: Stats
     overdue_s: dict[str, float]
     fill: list[float]
+    replies_dropped: int
 
 
 class Metrics(Collector):
@@ -347,7 +355,7 @@ class Metrics(Collector):
             topic: max(0, now_ms - (await views.waiting_since(topic) or now_ms)) / 1000 for topic in waiting
         }
         fill = [await Feed(store).fill(shard) for shard in range(store.shards)]
-        return _Queue(stats, overdue_s, fill)
+        return _Queue(stats, overdue_s, fill, await views.replies_dropped())
 
 
 def _of_queue(queue: _Queue) -> Iterator[Family]:
@@ -364,6 +372,7 @@ def _of_queue(queue: _Queue) -> Iterator[Family]:
     yield _family("duly_queue_workers", [((each.topic,), each.workers) for each in topics])
     yield _family("duly_queue_paused", [((each.topic,), float(each.paused)) for each in topics])
     yield _family("duly_events_fill_ratio", [((str(at),), ratio) for at, ratio in enumerate(queue.fill)])
+    yield _family("duly_replies_dropped_total", [((), queue.replies_dropped)])
 
 
 def _family(name: str, samples: Iterable[tuple[tuple[str, ...], float]] = ()) -> Family:

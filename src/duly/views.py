@@ -233,11 +233,20 @@ class Views:
         """
         The newest number of each shard: a job with a higher revision was changed after this was asked.
         """
-        numbers = [
-            await self._store.link.call("HGET", self._key(shard, "meta"), "sequence")
-            for shard in range(self._store.shards)
+        return await self._numbers("sequence")
+
+    async def replies_dropped(self) -> int:
+        """
+        How many replies nobody took in time, or before there were too many, ever.
+        """
+        return sum(await self._numbers("replies_dropped"))
+
+    async def _numbers(self, name: str) -> list[int]:
+        link = self._store.link
+        found = [
+            await link.call("HGET", self._key(shard, "meta"), name) for shard in range(self._store.shards)
         ]
-        return [int(number or 0) for number in numbers]
+        return [int(number or 0) for number in found]
 
     def shard_of(self, key: JobKey) -> int:
         """

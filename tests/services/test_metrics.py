@@ -131,6 +131,14 @@ async def test_the_queue_is_read_when_it_is_scraped(app, metrics):
     assert 0 < found.value("duly_events_fill_ratio", shard="0") < 0.01
 
 
+async def test_replies_that_were_dropped_are_counted(app, metrics):
+    assert 0 == (await scrape(metrics)).value("duly_replies_dropped_total")
+    store = await app.store()
+    # As the store does when there are more of them than it keeps.
+    await store.link.call("HINCRBY", store.keys[0].fixed["meta"], "replies_dropped", 3)
+    assert 3 == (await scrape(metrics)).value("duly_replies_dropped_total")
+
+
 async def test_the_oldest_overdue_job_grows_old_while_nobody_works(app, metrics):
     await app.enqueue("ready")
     first = (await scrape(metrics)).value("duly_queue_oldest_overdue_seconds", topic="ready")

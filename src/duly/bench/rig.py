@@ -116,7 +116,8 @@ async def rig(url: str | None, record: str | None = None) -> AsyncIterator[Rig]:
     """
     A rig on *url*, or on an embedded server in a temporary directory, synced to disk every second.
     """
-    with tempfile.TemporaryDirectory(prefix="duly-bench-") as data:
+    # The server ends a moment after its last user, and may write meanwhile.
+    with tempfile.TemporaryDirectory(prefix="duly-bench-", ignore_cleanup_errors=True) as data:
         app = Duly(url, namespace="bench", data=data, durability="everysec")
         async with app:
             yield Rig(app, record)
