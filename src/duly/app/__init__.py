@@ -57,9 +57,8 @@ class Duly(Sending, Topics, Working):
             self._server.close()
             self._server = None
         self.settings, self._now = settings, now
-        with suppress(
-            UsageError
-        ):  # on a thread that runs a loop it ends by itself, when nobody uses it any more
+        # On a thread that runs a loop it ends by itself, when nobody uses it any more.
+        with suppress(UsageError):
             self.sync.close()
         self.sync = SyncDuly(self._unconnected)
 
