@@ -52,7 +52,7 @@ PROMISE = Struct(">BQQHH")
 HAS_OPTIONS, FROM_NOW = 32, 64
 ON_CONFLICT = {"keep": 0, "replace": 1, "raise": 2}
 ASKS_FOR_REPLY = 4
-PROMISED_REPLY = 64  #: the same in a promise of hydrate.lua
+PROMISED_REPLY = 64  #: the same for hydrate.lua and thaw.lua
 
 MAX_COUNT = 0xFFFF  #: of the runs and crashes that a record counts
 MAX_MS = 0xFFFFFFFE  #: largest number of milliseconds that a record holds for a duration
@@ -397,7 +397,8 @@ class Store:
         for order, request in batch:
             topics[order.key.topic] = None
             options = options_of(order)
-            head = SPEC.pack(order.lane << 3 | (HAS_OPTIONS if options else 0), order.due_ms or 0)
+            asks = PROMISED_REPLY if order.envelope.startswith(ASKING) else 0
+            head = SPEC.pack(order.lane << 3 | (HAS_OPTIONS if options else 0) | asks, order.due_ms or 0)
             rest += (order.key.member, head, b"".join((request, options, order.envelope, order.payload)))
         fixed = {
             "nonce": new_nonce(),
