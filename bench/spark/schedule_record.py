@@ -51,7 +51,7 @@ def measure(asked: argparse.Namespace, app: Duly, runner: asyncio.Runner, folder
     def run(frame: DataFrame, topic: str) -> tuple[float, Report]:
         began = time.perf_counter()
         report = schedule(frame, url=url, topic=topic, record=app.settings.record)
-        return frame.count() / (time.perf_counter() - began), report
+        return report.rows / (time.perf_counter() - began), report
 
     now = datetime.now(UTC)
     run(reminders(spark, 2_000, now + timedelta(hours=1), folder / "warm"), "warm")

@@ -13,16 +13,19 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("deltalake")
 
-from deltalake import DeltaTable
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
 
 from duly import JobState
 from duly.connection import Link
 from duly.errors import Conflict, UsageError
 from duly.job import JobKey, Order
 from duly.namespace import create
+from duly.replies import ended_job
 from duly.spark.horizon import hydrating, put_off
 from duly.spark.horizon.hydrating import hydrate
 from duly.spark.horizon.queue import Queue
+from duly.spark.horizon.rows import ROWS
 from duly.spark.horizon.table import HorizonTable, Overtaken
 from duly.store import Keeping, Store, Want
 from duly.views import Views
@@ -136,15 +139,67 @@ async def test_a_job_is_as_it_was_put_off(rig):
         """
         select 'a' as id, timestamp '2026-06-01 12:30:00' as due_at, named_struct('user', 7) as payload,
                'news' as topic, 'high' as priority, '90s' as ttr, 3 as max_attempts,
-               map('tenant', 'acme') as context, cast(null as string) as callback
+               map('tenant', 'acme') as context, cast(null as string) as callback, 'answers' as reply_to
         """
     )
     await asyncio.to_thread(put_off, frame, rig.path)
     await rig.hydrate()
     job = await rig.views.get(JobKey("news", "a"))
+    assert "answers" == job.envelope.reply_to
     assert (b'{"user":7}', "high", 90_000) == (job.payload, job.priority, job.ttr_ms)
     assert (3, {"tenant": "acme"}) == (job.envelope.max_attempts, job.envelope.context)
     assert NOON + timedelta(minutes=30) == job.due_at
+
+
+async def test_who_asked_for_a_reply_is_told_of_the_end_wherever_the_job_was(rig):
+    frame = rig.spark.sql(
+        """
+        select id, timestamp '2026-06-01 12:30:00' as due_at, '{}' as payload, 'answers' as reply_to
+        from values ('ran'), ('cancelled-in-the-queue'), ('cancelled-in-the-table') as jobs(id)
+        """
+    )
+    await asyncio.to_thread(put_off, frame, rig.path, topic="mail")
+    await rig.hydrate(window_ms=1)
+    await rig.store.cancel([JobKey("mail", "cancelled-in-the-table")])
+    await rig.hydrate()
+    await rig.store.cancel([JobKey("mail", "cancelled-in-the-queue")])
+    rig.clock.advance(ms=HOUR_MS)
+    await rig.work()
+    _, taken = await rig.store.reply_take(0, "answers", 10, lease_ms=1_000)
+    jobs = [ended_job(member, head, outcome) for _, member, head, outcome in taken]
+    assert [
+        ("cancelled-in-the-queue", "cancelled"),
+        ("cancelled-in-the-table", "cancelled"),
+        ("ran", "succeeded"),
+    ] == sorted((job.id, job.state.name) for job in jobs)
+
+
+async def test_a_table_of_an_earlier_release_is_read_and_takes_the_column_that_it_lacks(rig):
+    old = pa.schema([field for field in ROWS if field.name != "reply_to"])
+    row = dict.fromkeys(old.names) | {"topic": "mail", "id": "old", "due_ms": ms(NOON), "payload": "{}"}
+    rows = pa.Table.from_pylist([row | {"day": "2026-06-01"}], old)
+    write_deltalake(rig.path, rows, partition_by=["day"])
+    assert (1, 0) == ((report := await rig.hydrate()).moved, report.rejected)
+    assert JobState.ready is await rig.state("old")
+
+    asking = rig.spark.sql(
+        "select 'new' as id, timestamp '2026-06-01 12:30' as due_at, '{}' as payload, 'answers' as reply_to"
+    )
+    await asyncio.to_thread(put_off, asking, rig.path, topic="mail")
+    # What is read from now on is what a rewrite by others leaves of it.
+    assert 1 == DeltaTable(rig.path).optimize.compact()["numFilesAdded"]
+    assert 1 == (await rig.hydrate()).moved
+    assert "answers" == (await rig.views.get(JobKey("mail", "new"))).envelope.reply_to
+
+
+async def test_rows_may_have_the_types_that_a_write_to_the_queue_takes(rig):
+    frame = rig.spark.sql("select 7 as id, '2026-06-01T14:30:00+02:00' as due_at, array(1, 2) as payload")
+    await asyncio.to_thread(put_off, frame, rig.path, topic="mail")
+    await rig.hydrate()
+    assert 0.5 == await rig.due("7")
+    wrong = rig.spark.sql("select 8 as id, 'at noon' as due_at, 'null' as payload")
+    with pytest.raises(UsageError, match="row with id 8: due_at"):
+        await asyncio.to_thread(put_off, wrong, rig.path, topic="mail")
 
 
 async def test_a_job_that_waits_in_the_table_can_be_cancelled_and_rescheduled(rig):
@@ -270,16 +325,16 @@ async def test_a_table_that_was_compacted_or_rewritten_moves_nothing_twice(rig):
 
 async def test_a_row_that_is_no_job_is_reported_and_does_not_stop_the_others(rig):
     await rig.put(("good", 0.5))
-    import pyarrow as pa
-    from deltalake import write_deltalake
-
-    from duly.spark.horizon.rows import ROWS
-
-    bad = dict.fromkeys(ROWS.names) | {"topic": "no/topic", "id": "x", "due_ms": ms(NOON), "payload": "{}"}
-    write_deltalake(rig.path, pa.Table.from_pylist([bad | {"day": "2026-06-01"}], ROWS), mode="append")
+    given = dict.fromkeys(ROWS.names) | {"topic": "mail", "id": "x", "due_ms": ms(NOON), "payload": "{}"}
+    for wrong in ({"topic": "no/topic"}, {"payload": "{"}, {"reply_to": "no/queue"}):
+        row = given | wrong | {"day": "2026-06-01"}
+        write_deltalake(rig.path, pa.Table.from_pylist([row], ROWS), mode="append")
     report = await rig.hydrate()
-    assert (1, 1) == (report.moved, report.rejected)
-    assert "row with topic 'no/topic' and id 'x': invalid topic" in report.examples[0]
+    assert (1, 3) == (report.moved, report.rejected)
+    told = "\n".join(sorted(report.examples))
+    assert "row with topic 'no/topic' and id 'x': invalid topic" in told
+    assert "row with topic 'mail' and id 'x': payload is no JSON" in told
+    assert "row with topic 'mail' and id 'x': invalid reply_to 'no/queue'" in told
 
 
 @pytest.mark.parametrize(
@@ -288,7 +343,7 @@ async def test_a_row_that_is_no_job_is_reported_and_does_not_stop_the_others(rig
         ((None, NOON, "{}"), "row with id None: id is null"),
         (("a", None, "{}"), "row with id 'a': due_at is null"),
         (("a b", NOON, "{}"), "row with id 'a b': invalid job id"),
-        (("a", NOON, "{"), "row with id 'a': not JSON"),
+        (("a", NOON, "{"), "row with id 'a': payload is no JSON"),
     ],
 )
 async def test_a_wrong_row_is_refused_and_nothing_is_written(rig, row, message):
@@ -302,8 +357,11 @@ async def test_a_wrong_row_is_refused_and_nothing_is_written(rig, row, message):
 async def test_wrong_tables_are_told_apart(rig, tmp_path):
     with pytest.raises(UsageError, match="there is no table of far-future jobs at"):
         await rig.hydrate()
-    with pytest.raises(UsageError, match="no column due_at, payload"):
+    with pytest.raises(UsageError, match="no column due_at: a frame of jobs has id, due_at, payload"):
         put_off(rig.spark.sql("select 'a' as id"), rig.path)
+    with pytest.raises(UsageError, match="a job has no column reply_too; did you mean reply_to"):
+        frame = rig.spark.sql("select 'a' as id, now() as due_at, '{}' as payload, 'answers' as reply_too")
+        put_off(frame, rig.path, topic="mail")
     await rig.put(("a", 0.5))
     await rig.hydrate()
     rig.path = str(tmp_path / "other")

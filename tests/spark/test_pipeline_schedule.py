@@ -55,6 +55,30 @@ async def test_a_table_becomes_jobs_and_the_counts_are_told(queue, table, capsys
     assert ("schedule", 20) == (last.name, last.counts["kept"])
 
 
+def test_a_row_that_ends_a_run_is_told_in_one_sentence_without_what_java_has_to_say(
+    queue, spark_conf, tmp_path
+):
+    (tmp_path / "customers.csv").write_text("customer_no,next_birthday\n17,2027-01-05\n")
+    words = ["--from", "customers.csv", "--topic", "mail", "--master", "local[1]"]
+    for column in ("customer_no as id", "next_birthday as due_at", "'null' as payload"):
+        words += ["--select", column]
+    for name, value in spark_conf.items():
+        words += ["--conf", f"{name}={value}"]
+    command = [sys.executable, "-m", "duly", "pipeline", "schedule", "--url", queue.url]
+    ended = subprocess.run(
+        [*command, "--namespace", queue.namespace, *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert 2 == ended.returncode
+    *_, last = ended.stderr.splitlines()
+    assert last.startswith("duly: row with topic 'mail' and id '17': due_at: '2027-01-05' is no time; write ")
+    assert "org.apache.spark" not in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 async def test_the_last_run_is_shown_by_stats(queue, table, capsys):
     await run_aside(queue, "--from", table, "--topic", "mail")
     capsys.readouterr()

@@ -4,13 +4,14 @@ Fixtures of store tests: a look behind the store's back, and a namespace on the 
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import pytest
 
 from duly.namespace import create
 from duly.store import Store
-from tests.store import snapshot
+from tests.store import kit, snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,6 +20,65 @@ if TYPE_CHECKING:
 
     from duly.connection import Link
     from tests.servers import Server
+
+
+#: What these say of jobs must hold as well for those that Spark's bulk writer sent.  The others are about how
+#: the store itself sends, or about what never was an enqueue.
+SENT_IN_BULK = {
+    "test_audit",
+    "test_callbacks",
+    "test_claims",
+    "test_events",
+    "test_lifecycle",
+    "test_promotion",
+    "test_replies",
+    "test_retention",
+    "test_select",
+    "test_soundness",
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.module.__name__.rpartition(".")[2] in SENT_IN_BULK and "server" in metafunc.fixturenames:
+        ids = [pytest.HIDDEN_PARAM, "in-bulk"]
+        metafunc.parametrize("sent", ["one by one", "in bulk"], ids=ids, indirect=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # What is sent does not depend on the server: once is enough.
+    items[:] = [item for item in items if ("redis_7", "in bulk") != _how(item)]
+
+
+def _how(item: pytest.Item) -> tuple[str | None, str | None]:
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    return params.get("server"), params.get("sent")
+
+
+@pytest.fixture(autouse=True)
+def sent(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """
+    How all stores of a test send their jobs.
+    """
+    if getattr(request, "param", None) != "in bulk":
+        yield
+        return
+    pytest.importorskip("pyspark")
+    from tests.store.bulk import BulkWriter
+
+    writer = BulkWriter(request.getfixturevalue("server").url)
+    # A bound method would not be told which store it stands in for.
+    monkeypatch.setattr(Store, "enqueue", lambda *given: writer.enqueue(*given))  # noqa: PLW0108  # see above
+    monkeypatch.setattr(Store, "enqueue_many", lambda *given: writer.enqueue_many(*given))  # noqa: PLW0108  # likewise
+    yield
+    writer.close()
+
+
+@pytest.fixture(autouse=True)
+def claims_from_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Whose turn it is depends on the number of a claim, and must not on the tests before.
+    """
+    monkeypatch.setattr(kit, "_claims", itertools.count(1))
 
 
 @pytest.fixture

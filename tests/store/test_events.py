@@ -420,6 +420,7 @@ async def test_a_namespace_made_anew_has_another_epoch(link, store, feed, raw):
     await enqueue(store, "a")
     offset, _ = await feed.read(0, None)
     raw.delete(*raw.keys(f"{store.keys[0].prefix}*"))
+    await store.create()
     await enqueue(store, "a")
     assert offset.epoch != (await feed.last(0)).epoch
     with pytest.raises(EventsLost):

@@ -8,6 +8,7 @@ import pytest
 
 from duly.errors import Conflict, JobNotFound
 from duly.job import JobKey, JobState, Lane, Order
+from duly.records import head_of
 from duly.store import Keeping, Want
 
 TOPIC = "mail"
@@ -101,6 +102,50 @@ async def test_a_far_future_job_can_be_cancelled_before_it_comes(cold, views, cl
     assert None is await views.get(key("a"))
     # The attempt that is repeated does not take it either, though the change is used up.
     assert ["kept"] == await cold.thaw([order("a", clock.now_ms + 1)], 1)
+
+
+async def replies_of(store, name: str) -> list[tuple[bytes, JobState, bytes]]:
+    _, taken = await store.reply_take(0, name, 10, lease_ms=1_000)
+    return [(member, head_of(head)[0].state, outcome) for _, member, head, outcome in taken]
+
+
+@pytest.mark.parametrize("wait_ms", [0, 5_000])
+async def test_who_asked_for_a_reply_gets_it_from_a_far_future_job(cold, views, clock, look, wait_ms):
+    order_ = order(
+        "a", clock.now_ms + wait_ms, b"x" * 3_000, envelope=b'{"reply_to":"answers"}', ttr_ms=7_000
+    )
+    assert ["created"] == await cold.thaw([order_], 1)
+    look()
+    assert ("answers", clock.now_ms + wait_ms) == (
+        (await views.get(key("a"))).envelope.reply_to,
+        (await views.get(key("a"))).due_ms,
+    )
+    clock.advance(ms=wait_ms)
+    await cold.promote(0, [TOPIC])
+    [lease] = (await cold.claim(0, [Want(TOPIC, 1, 60_000)], worker="w", number=1)).leases
+    assert b"x" * 3_000 == lease.payload
+    await cold.ack(lease, b'"done"')
+    assert [(b"mail/a", JobState.succeeded, b'"done"')] == await replies_of(cold, "answers")
+    look()
+
+
+async def test_a_far_future_job_that_comes_early_tells_its_end_as_well(cold, clock):
+    await cold.reschedule(key("a"), due_ms=clock.now_ms)
+    far = order("a", clock.now_ms + 10**9, envelope=b'{"reply_to":"answers"}')
+    assert ["created"] == await cold.thaw([far], 1, early=True)
+    [lease] = (await cold.claim(0, [Want(TOPIC, 1, 60_000)], worker="w", number=1)).leases
+    await cold.bury(lease, b'"no"')
+    assert [(b"mail/a", JobState.dead, b'"no"')] == await replies_of(cold, "answers")
+
+
+async def test_one_that_was_cancelled_before_it_came_tells_so_once(cold, clock, look):
+    asking = order("a", clock.now_ms + 1, envelope=b'{"reply_to":"answers"}')
+    silent = order("b", clock.now_ms + 1, b'{"reply_to":"answers"}')
+    await cold.cancel([key("a"), key("b")])
+    assert ["cancelled", "cancelled"] == await cold.thaw([asking, silent], 1)
+    assert ["kept", "kept"] == await cold.thaw([asking, silent], 1)
+    assert [(b"mail/a", JobState.cancelled, b'{"type":"cancelled"}')] == await replies_of(cold, "answers")
+    assert {} == look().jobs
 
 
 async def test_a_far_future_job_can_be_rescheduled_before_it_comes(cold, views, clock):

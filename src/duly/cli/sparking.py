@@ -4,6 +4,7 @@ What the commands of `duly pipeline` share: where Spark runs, and how far it is.
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -46,6 +47,10 @@ def open_spark(master: str | None, conf: tuple[str, ...]) -> SparkSession:
     from duly.spark import session
 
     settings = pairs(conf, "--conf")
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        # What fails is raised, and said in a sentence; Java would write its own frames above that, twice.
+        # Where spark-submit started us, the log is its business.
+        settings = {"spark.log.level": "FATAL", **settings}
     spark = session(master, **settings)
     from pyspark.logger import PySparkLogger
 

@@ -1,7 +1,7 @@
 #!lua
 -- thaw: take far-future jobs from their table, each unless it is here already or was changed while it waited there.
 --
--- moves    (none) -> scheduled or ready
+-- moves    (none) -> scheduled or ready; one that was cancelled there leaves nothing but its reply
 -- uses     clock records replies changes
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters of topics
@@ -11,7 +11,12 @@
 --          hydrated  set     members that the pass under way has dealt with
 --          due       zset    member -> due_ms
 --          events    stream  what happened
+--          replies   stream  replies of all queues, in the order of their endings
+--          reply_lines   zset    '<name> <number>' of each reply
+--          reply_leases  zset    those handed out -> lease end
+--          reply_drops   hash    name -> replies dropped unread
 --          timer     stream  the earliest due time changed
+--          ended_channel  channel  tells readers that a reply came
 --          lanes...  stream  seven keys for each topic, see lib/changes.lua
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
@@ -19,7 +24,7 @@
 --          early     '1' for rows whose time has not come, which are taken only if they were rescheduled
 --          topic_count  how many topics follow
 --          topic...  their names; then for each job, all members distinct: member, spec, request with options
---                    with body; spec is 1 byte (lane, options or not) and 8 bytes due_ms
+--                    with body; spec is 1 byte (lane, options or not, 64 if a reply is asked for) and 8 bytes due_ms
 -- returns  for each job created, kept, cancelled or moved; or the one word over, if a later pass has begun
 -- cost     O(jobs * log n)
 
@@ -40,18 +45,28 @@ local changed = redis.call('HMGET', overrides, unpack(members))
 local number = take_numbers(2 * #members)
 local dealt, settled, moved = {}, {}, {}
 
+-- The job of a row, and when it is due by that.
+local function job_at(at)
+  local arg = first + 3 * (at - 1)
+  local mark, due_ms = decode(SPEC, ARGV[arg + 1])
+  -- What follows the mark is laid out like a record that waits for its first run.
+  local job = read(members[at], encode(BEGINNING, mark % 64, number + at - 1) .. ARGV[arg + 2])
+  if mark >= 64 then job[MARKS] = REPLY end
+  return job, due_ms
+end
+
 -- No limit refuses what was promised long ago, and its due time is what was promised, be it past.
-local function place(at, due_ms)
-  local arg, topic = first + 3 * (at - 1), topic_of(members[at])
-  local mark = decode(SPEC, ARGV[arg + 1])
-  local job = read(members[at], encode(BEGINNING, mark, number + at - 1) .. ARGV[arg + 2])
+local function place(job, due_ms)
+  local topic = topic_of(job.member)
   use_lane(topic, job.lane)
   if due_ms <= now then
-    job.state, job[ENTRY], job[DUE] = READY, number + #members + at - 1, due_ms
+    job.state, job[ENTRY] = READY, job.revision + #members
     line_up(job.member, topic, lane_of(job), job[ENTRY])
   else
     schedule(job.member, due_ms)
   end
+  -- A record without a run has no place for any of these.
+  if job.state == READY or job[MARKS] > 0 then job[DUE] = due_ms end
   if #job.body > INLINE_BYTES then
     put_bodies[#put_bodies + 1] = job.member
     put_bodies[#put_bodies + 1] = job.body
@@ -59,6 +74,13 @@ local function place(at, due_ms)
   end
   count(topic, job.state, 1)
   keep('enqueued', job.member, write(job), 'hydrated', due_ms)
+end
+
+-- It leaves no record, as one that never came; but who asked to be told of its end is told.
+local function tell_cancelled(job, due_ms)
+  if not has_mark(job, REPLY) then return end
+  job.state, job[ENDED], job[DUE] = CANCELLED, now, due_ms
+  reply(job.member, job.body, write(job), '{"type":"cancelled"}')
 end
 
 for at, job in ipairs(fetch(members)) do
@@ -70,18 +92,19 @@ for at, job in ipairs(fetch(members)) do
     -- Its row stays in the table, and must not be taken again when its own time comes.
     moved[#moved + 1] = member
     moved[#moved + 1] = 'moved'
-    if not job then place(at, asked_ms) end
+    if not job then place(job_at(at), asked_ms) end
     words[at] = job and 'kept' or 'created'
   else
     dealt[#dealt + 1] = member
     if override then settled[#settled + 1] = member end
     if override and not asked_ms then
+      if override == 'cancelled' then tell_cancelled(job_at(at)) end
       words[at] = override
     elseif job then
       words[at] = 'kept'
     else
-      local _, due_ms = decode(SPEC, ARGV[first + 3 * at - 2])
-      place(at, asked_ms or due_ms)
+      local fresh, due_ms = job_at(at)
+      place(fresh, asked_ms or due_ms)
       words[at] = 'created'
     end
   end

@@ -112,9 +112,11 @@ class Sender:
         shards: int,
         refuse: Callable[[Parcel, dict[int, str]], None],
         pace: Callable[[int], Coroutine[Any, Any, None]] | None = None,
+        now: Callable[[], int] | None = None,
     ) -> None:
         self.tally = Tally()
         self._loop = loop
+        self._now = now  #: of a test clock
         self._keys = [ShardKeys(namespace, shard) for shard in range(shards)]
         self._refuse = refuse
         self._pace = pace
@@ -150,7 +152,8 @@ class Sender:
         for topic in chunk.topics:
             names += keys.lanes(topic)
         head = ("FCALL", library().function("enqueue"), len(names), *names)
-        words: Any = (*head, "", new_nonce(), len(chunk.topics), *chunk.topics)
+        now_ms = "" if self._now is None else self._now()
+        words: Any = (*head, now_ms, new_nonce(), len(chunk.topics), *chunk.topics)
         packed: bytes = pack_command(words)
         return b"*%d%b" % (len(words) + 3 * len(chunk.places), packed[packed.index(b"\r") :])
 

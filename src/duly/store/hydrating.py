@@ -152,7 +152,8 @@ class Hydrating(Calls):
         for order, request in batch:
             topics[order.key.topic] = None
             options = options_of(order)
-            head = SPEC.pack(order.lane << 3 | (HAS_OPTIONS if options else 0), order.due_ms or 0)
+            asks = PROMISED_REPLY if order.envelope.startswith(ASKING) else 0
+            head = SPEC.pack(order.lane << 3 | (HAS_OPTIONS if options else 0) | asks, order.due_ms or 0)
             rest += (order.key.member, head, b"".join((request, options, order.envelope, order.payload)))
         fixed = {
             "nonce": new_nonce(),

@@ -13,7 +13,7 @@ PROMISE = Struct(">BQQHH")
 HAS_OPTIONS, FROM_NOW = 32, 64
 ON_CONFLICT = {"keep": 0, "replace": 1, "raise": 2}
 ASKS_FOR_REPLY = 4
-PROMISED_REPLY = 64  #: the same in a promise of hydrate.lua
+PROMISED_REPLY = 64  #: the same for hydrate.lua and thaw.lua
 
 MAX_COUNT = 0xFFFF  #: of the runs and crashes that a record counts
 MAX_MS = 0xFFFFFFFE  #: largest number of milliseconds that a record holds for a duration

@@ -15,6 +15,7 @@ from duly.record.database import sync_engine
 from duly.record.dialects import insert_absent
 from duly.record.outcomes import write_runs
 from duly.record.runs import EndedRun
+from duly.record.stored import find
 from duly.record.tables import jobs
 from tests.record.way.kit import NOW, promised
 
@@ -29,7 +30,14 @@ class Explained:
         self._connection = connection
 
     def execute(self, statement, values):
-        self.plan += self._connection.execute(text(f"EXPLAIN {statement.text}"), values).scalars()
+        self.plan += self._connection.execute(text(f"EXPLAIN {statement}"), values).scalars()
+        return []
+
+
+def ways_of(explained):
+    return re.findall(
+        r"(?:Seq Scan on|Index Scan using|Bitmap Heap Scan on) (\w+)", "\n".join(explained.plan)
+    )
 
 
 @pytest.fixture
@@ -55,8 +63,23 @@ def test_marks_and_outcomes_look_up_each_row_by_its_key(connection, namespace):
         for at, row in enumerate(some)
     ]
     write_runs(explained, namespace, [(run, 1) for run in runs])
-    ways = re.findall(
-        r"(?:Seq Scan on|Index Scan using|Bitmap Heap Scan on) (\w+)", "\n".join(explained.plan)
-    )
+    ways = ways_of(explained)
     assert 32 == len(ways), "16 partitions, two statements"
+    assert {"pkey"} == {way.rpartition("_")[2] for way in ways}
+
+
+@pytest.mark.parametrize("lock", [False, True])
+def test_what_stands_under_many_ids_is_looked_up_by_its_key(connection, namespace, lock):
+    """
+    Also where a whole bulk is sent once more, and all of it is there.
+    """
+    rows = [promised(str(at), NOW + at, namespace=namespace) for at in range(5_000)]
+    insert_absent(connection, jobs, [row._asdict() for row in rows])
+    keys = [row.key for row in rows[:100]]
+    assert dict(zip(keys, rows, strict=False)) == find(connection, namespace, keys, lock=lock)
+    explained = Explained(connection)
+    find(explained, namespace, keys, lock=lock)
+    assert lock == ("LockRows" in "\n".join(explained.plan))
+    ways = ways_of(explained)
+    assert 16 == len(ways), "one for each partition"
     assert {"pkey"} == {way.rpartition("_")[2] for way in ways}

@@ -16,6 +16,7 @@ from duly.errors import UsageError
 from duly.job import JobKey
 from duly.newjob import Limits
 from duly.spark.horizon.rows import order_of
+from duly.spark.packing import Packer
 from duly.store import Store
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ def mover(
     """
 
     def move(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        packer = Packer(limits=queue.limits)
         words: Counter[str] = Counter()
         told: list[dict[str, Any]] = []
         with asyncio.Runner() as runner:
@@ -112,7 +114,7 @@ def mover(
                     orders = []
                     for row in batch.to_pylist():
                         try:
-                            orders.append(order_of(row, queue.limits))
+                            orders.append(order_of(row, packer))
                         except UsageError as error:
                             words["rejected"] += 1
                             if words["rejected"] <= EXAMPLES:

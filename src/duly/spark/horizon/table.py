@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
 from duly.errors import DulyError, UsageError
-from duly.spark.horizon.rows import PARTITION, ROWS, day_of
+from duly.spark.horizon.rows import ADDED, PARTITION, ROWS, day_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -51,7 +51,7 @@ class HorizonTable:
 
     def create(self) -> None:
         """
-        Make the table if it is not there.
+        Make the table if it is not there, and give one of an earlier release the columns that it lacks.
 
         Raises:
             UsageError: It cannot be made, or what is there is another table.
@@ -60,7 +60,13 @@ class HorizonTable:
             DeltaTable.create(self.path, ROWS, mode="ignore", partition_by=[PARTITION], name="duly horizon")
         except (DeltaError, OSError) as error:
             raise UsageError(f"cannot make a table at {self.path}: {error}") from error
-        self.open()
+        table = self.open()
+        if lacking := _lacking(table):
+            try:
+                table.alter.add_columns(Schema.from_arrow(pa.schema(map(ROWS.field, lacking))).fields)
+            except CommitFailedError as error:
+                if _lacking(self.open()):
+                    raise UsageError(f"somebody else changes the table at {self.path}; try again") from error
 
     def open(self, version: int | None = None) -> DeltaTable:
         """
@@ -81,7 +87,7 @@ class HorizonTable:
                 f"the log of {self.path} does not reach back to version {version}, as of the last pass: "
                 "keep it for longer than the time between two passes (delta.logRetentionDuration)"
             ) from error
-        missing = set(ROWS.names) - set(pa.schema(table.schema().to_arrow()).names)
+        missing = set(_lacking(table, ROWS.names)).difference(ADDED)
         if missing:
             raise UsageError(
                 f"the table at {self.path} is none of far-future jobs: it has no {', '.join(sorted(missing))}"
@@ -103,7 +109,8 @@ class HorizonTable:
             )
             for file in files
         ]
-        self.open().create_write_transaction(actions, "append", ROWS, [PARTITION])
+        table = self.open()
+        table.create_write_transaction(actions, "append", table.schema(), [PARTITION])
 
     def passed(self, table: DeltaTable, namespace: str) -> Passed:
         """
@@ -126,7 +133,7 @@ class HorizonTable:
             table.create_write_transaction(
                 [],
                 "append",
-                ROWS,
+                table.schema(),
                 [PARTITION],
                 commit_properties=CommitProperties(app_transactions=transactions),
             )
@@ -146,6 +153,11 @@ def within(files: Iterable[str], from_ms: int, until_ms: int) -> list[str]:
         if day is None or first <= day[1] <= last:
             found.append(file)
     return sorted(found)
+
+
+def _lacking(table: DeltaTable, names: Iterable[str] = ADDED) -> list[str]:
+    found = {field.name for field in table.schema().fields}
+    return [name for name in names if name not in found]
 
 
 def _apps(namespace: str) -> tuple[str, str, str]:

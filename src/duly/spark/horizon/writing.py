@@ -17,8 +17,10 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody who writes 
 
 from duly.errors import UsageError
 from duly.newjob import Limits
-from duly.spark.horizon.rows import NEEDED, PARTITION, ROWS, row_of
+from duly.spark.columns import check_columns
+from duly.spark.horizon.rows import PARTITION, ROWS, row_of
 from duly.spark.horizon.table import HorizonTable
+from duly.spark.packing import Packer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 FILE_ROWS = 500_000
-OPTIONAL = ("topic", "priority", "ttr", "max_attempts", "context", "callback")
 #: What a task tells: one row for each file that it wrote, or what was wrong with the first bad row.
 WRITTEN = "path string, day string, size long, written_ms long, stats string, rows long, error string"
 _WRITTEN = pa.schema(
@@ -47,19 +48,17 @@ def put_off(frame: DataFrame, table: str, *, topic: str | None = None, limits: L
     Let jobs wait in a Delta table until they are nearly due; how many.
 
     Columns are those of a write to the queue: id, due_at and payload, and maybe topic, priority, ttr,
-    max_attempts, context and callback.
+    max_attempts, context, callback and reply_to.
 
     Raises:
-        UsageError: A column is missing, or a row is wrong; then nothing was written.
+        UsageError: A column is missing or is none of a job's, or a row is wrong; then nothing was written.
     """
-    if missing := [name for name in NEEDED if name not in frame.columns]:
-        raise UsageError(f"no column {', '.join(missing)}: jobs have {', '.join(NEEDED)}")
+    check_columns(frame.schema, topic)
     found = HorizonTable(table)
     found.create()
-    names = [name for name in (*NEEDED, *OPTIONAL) if name in frame.columns]
     # All rows of a day go to one task and are in order there: few files, of which a pass opens little.
-    near = frame.select(*names).repartition(F.to_date("due_at")).sortWithinPartitions("due_at")
-    told = near.mapInArrow(_writer(found.path, topic, limits or Limits()), WRITTEN).collect()
+    near = frame.repartition(F.col("due_at").try_cast("date")).sortWithinPartitions("due_at")
+    told = near.mapInArrow(_writer(found.path, Packer(topic, limits=limits or Limits())), WRITTEN).collect()
     for row in told:
         if row.error:
             raise UsageError(row.error)
@@ -68,16 +67,14 @@ def put_off(frame: DataFrame, table: str, *, topic: str | None = None, limits: L
     return sum(row.rows for row in told)
 
 
-def _writer(
-    table: str, topic: str | None, limits: Limits
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _writer(table: str, packer: Packer) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         waiting: dict[str, list[dict[str, Any]]] = {}
         told: list[dict[str, Any]] = []
         for batch in batches:
             for given in batch.to_pylist(maps_as_pydicts="strict"):
                 try:
-                    row = row_of(given, topic, limits)
+                    row = row_of(given, packer)
                 except UsageError as error:
                     wrong = f"row with id {given.get('id')!r}: {error}"
                     yield pa.RecordBatch.from_pylist([{"error": wrong}], schema=_WRITTEN)
