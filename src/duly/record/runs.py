@@ -45,6 +45,7 @@ class EndedRun(NamedTuple):
         return {
             "topic": self.key.topic,
             "id": self.key.id,
+            "token": self.token,
             "revision": self.revision,
             "generation": generation,
             "state": self.state.value,

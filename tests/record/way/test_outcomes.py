@@ -53,7 +53,7 @@ async def test_an_outcome_ends_the_row_and_leaves_a_row_of_the_run(database, nam
         stored.attempts,
         stored.crashes,
     )
-    assert (NOW + 10, NOW + 30, 10, NOW + 30) == (
+    assert (NOW + 10, NOW + 30, 10, row.changed_ms) == (
         stored.started_ms,
         stored.ended_ms,
         stored.lateness_ms,

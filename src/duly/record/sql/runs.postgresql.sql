@@ -28,7 +28,8 @@ WITH given AS MATERIALIZED (
 UPDATE duly_jobs AS job
 SET state = ended.state, outcome = NULLIF(ended.outcome, ''), attempts = ended.attempts, crashes = ended.crashes,
     started_ms = NULLIF(ended.started_ms, 0), ended_ms = ended.ended_ms, lateness_ms = ended.lateness_ms,
-    changed_ms = ended.ended_ms, hydrated = job.revision, relay_ms = NULL
+    hydrated = job.revision, relay_ms = NULL,
+    changed_ms = CASE WHEN ended.token = 0 THEN ended.ended_ms ELSE job.changed_ms END
 FROM (
     SELECT CAST(:namespace AS text) AS namespace, given.*
     FROM given
