@@ -144,7 +144,7 @@ async def test_what_ends_together_is_committed_together(database, namespace):
     assert 1_200 == len(await runs_of(database))
 
 
-async def test_runs_that_are_there_already_keep_none_of_the_others_away(database, namespace):
+async def test_runs_that_are_there_already_keep_none_of_the_others_away(database, namespace, caplog):
     rows = [promised(id_, namespace=namespace) for id_ in ("a", "b", "c")]
     await commit(database, *rows)
     runs = [ended(row, token=at) for at, row in enumerate(rows, 1)]
@@ -156,6 +156,7 @@ async def test_runs_that_are_there_already_keep_none_of_the_others_away(database
     assert 0 == await outcomes.finish(60)
     assert {JobState.succeeded.value} == {row.state for row in (await rows_of(database)).values()}
     assert [1, 2, 3] == [run.token for run in await runs_of(database)]
+    assert [] == caplog.messages, "nobody has to know"
 
 
 async def test_an_ending_without_a_run_is_a_change_of_its_row(database, namespace):
