@@ -12,13 +12,16 @@ from duly.apikeys import KeyRing
 from duly.connection import Link
 from duly.errors import ServerUnsuitable
 from duly.feed import Feed
-from duly.job import JobState
+from duly.job import JobState, Lease
+from duly.record import soundness
 from duly.record.guard import Guard
 from duly.record.keys import KeptKeys
+from duly.record.outcomes import write_runs
 from duly.record.rows import AT_ONCE_MS
+from duly.record.runs import EndedRun
 from duly.record.tables import positions
 from duly.store import Store
-from tests.record.kit import REVISION, both, change_row, now_ms, read_rows, row, write_rows
+from tests.record.kit import HOUR_MS, REVISION, both, change_row, now_ms, read_rows, row, write_rows
 from tests.servers import Server, binary
 from tests.store.kit import claim
 
@@ -57,6 +60,33 @@ async def confirm(database, queue) -> None:
     offset = await Feed(queue).last(0)
     values = {"namespace": queue.namespace, "shard": 0, **offset._asdict(), "at_ms": now_ms()}
     await database.write(lambda connection: connection.execute(positions.insert().values(**values)) and None)
+
+
+async def write_down(database, queue, *leases: Lease, token: int | None = None) -> None:
+    """
+    Write into the record how runs ended, as their worker does; with the token 0 as of jobs that never ran.
+    """
+    runs = [
+        EndedRun(
+            lease.key,
+            lease.revision,
+            lease.token if token is None else token,
+            "acked",
+            JobState.succeeded,
+            1,
+            1,
+            0,
+            "w",
+            now_ms(),
+            now_ms(),
+            0,
+            b"",
+        )
+        for lease in leases
+    ]
+    await database.write(
+        lambda connection: write_runs(connection, queue.namespace, [(run, 1) for run in runs])
+    )
 
 
 def snapshot(server: Server) -> None:
@@ -101,7 +131,7 @@ async def test_what_ended_after_the_snapshot_does_not_run_again(database, queue,
     snapshot(own_server)
     for lease in await claim(queue, limit=1):
         await queue.ack(lease)
-    await change_row(database, "a", state=JobState.succeeded, ended_ms=now_ms(), changed_ms=now_ms())
+        await write_down(database, queue, lease)
     await confirm(database, queue)
     restore(own_server)
     assert ["b"] == [lease.key.id for lease in await claim(queue)]
@@ -125,19 +155,40 @@ async def test_a_loss_that_no_position_shows_is_found_row_by_row(database, queue
     Positions follow a little later than rows: what lies between is compared job by job.
     """
     await guard.agree()
-    await both(database, queue, due(queue.namespace, "a"))
+    # What was promised of it is an hour old: only its run is not.
+    await both(database, queue, due(queue.namespace, "a", changed_ms=now_ms() - HOUR_MS))
     await confirm(database, queue)
     snapshot(own_server)
     await both(database, queue, due(queue.namespace, "b"))
     [lease] = await claim(queue, limit=1)
     await queue.ack(lease)
-    await change_row(database, lease.key.id, state=JobState.succeeded, ended_ms=now_ms(), changed_ms=now_ms())
+    await write_down(database, queue, lease)
     restore(own_server)
     await guard.agree()
     assert 1 == guard.generation
     assert [] == await claim(queue)
     rows = await read_rows(database)
     assert rows["b"].relay_ms == rows["b"].due_ms - AT_ONCE_MS
+
+
+@pytest.mark.parametrize("token", [None, 0], ids=["by_a_run", "without_one"])
+async def test_endings_that_the_queue_forgot_are_found_page_by_page(
+    database, queue, guard, own_server, monkeypatch, token
+):
+    monkeypatch.setattr(soundness, "PAGE", 2)
+    await guard.agree()
+    rows = [due(queue.namespace, id_, changed_ms=now_ms() - HOUR_MS) for id_ in "abcdef"]
+    await both(database, queue, *rows)
+    await confirm(database, queue)
+    snapshot(own_server)
+    ended = await claim(queue, limit=5)
+    for lease in ended:
+        await queue.ack(lease)
+    await write_down(database, queue, *ended, token=token)
+    restore(own_server)
+    await guard.agree()
+    [left] = await claim(queue)
+    assert set("abcdef") - {lease.key.id for lease in ended} == {left.key.id}
 
 
 async def test_an_emptied_queue_gets_back_whatever_has_not_ended(database, queue, guard):

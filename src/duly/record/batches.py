@@ -5,7 +5,7 @@ Many rows changed by one statement, where the database can; the statements are f
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,17 @@ def statement(name: str, dialect: str) -> TextClause:
     """
     source = (_HERE / f"{name}.{dialect}.sql").read_text("utf-8")
     return text(re.sub(r"^--.*\n", "", source, flags=re.MULTILINE))
+
+
+@lru_cache(64)
+def filled(name: str, **words: str) -> TextClause:
+    """
+    Read a statement of PostgreSQL's that has places for *words*.
+    """
+    source = statement(name, "postgresql").text
+    for place, said in words.items():
+        source = source.replace(f"/* {place} */", said)
+    return text(source)
 
 
 def run_batch(

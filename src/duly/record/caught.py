@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from duly.events import Verb
 from duly.job import JobKey, JobState
 from duly.record.runs import EndedRun
@@ -44,7 +46,7 @@ def ended_run(event: Event, about: list[bytes]) -> EndedRun:
     """
     A run that ended its job: as Redis still knows it, *about* it what `get` says, else as the event does.
     """
-    run = counted_run(event)._replace(state=event.state, attempts=event.attempt)
+    run = replace(counted_run(event), state=event.state, attempts=event.attempt)
     if not about:
         return run
     head = read(about[0]).head
@@ -52,7 +54,8 @@ def ended_run(event: Event, about: list[bytes]) -> EndedRun:
         return run
     # A job that was cancelled while it waited has no run that ended with it, only earlier ones.
     ran = head.verb in (_ACK, _BURY, _RECOVER) or (head.verb == 0 and head.worker != NOBODY)
-    return run._replace(
+    return replace(
+        run,
         token=head.token if ran else 0,
         word="recovered" if head.verb == _RECOVER else event.verb.value,
         attempt=head.attempts if head.verb in (_ACK, _BURY) else head.attempts + 1,

@@ -59,6 +59,8 @@ class Database:
             max_overflow=POOL_MORE,
             pool_timeout=ANSWERS_WITHIN_S,
             pool_recycle=RECYCLE_S,
+            # The one used last: it knows the statements that are used now.
+            pool_use_lifo=True,
             **arguments(self.url),
         )
         tame(self.engine.sync_engine)

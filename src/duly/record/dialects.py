@@ -18,7 +18,7 @@ from sqlalchemy.exc import ArgumentError
 from duly.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from sqlalchemy import Connection, Dialect, Engine, Table
     from sqlalchemy.engine import URL
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 CONNECT_S = 10
 BUSY_MS = 10_000  #: how long SQLite waits for another writer
+PREPARED_AFTER = 2  #: times that a statement was said to PostgreSQL, it is prepared
 CHANNEL = "duly_relay"  #: PostgreSQL tells other processes here that rows were committed
 
 #: For each database the drivers: with an event loop, and without.
@@ -82,6 +83,8 @@ def arguments(url: URL) -> dict[str, Any]:
                     "keepalives_interval": 5,
                     "keepalives_count": 3,
                     "application_name": "duly",
+                    # To plan a statement for all partitions costs as much as writing a hundred rows with it.
+                    "prepare_threshold": PREPARED_AFTER,
                 },
                 "isolation_level": "READ COMMITTED",
             }
@@ -160,20 +163,41 @@ def insert_absent(connection: Connection, table: Table, rows: Sequence[dict[str,
 def _insert_unnested(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> int:
     """
     Insert with one statement, column by column: one for each row costs several times as much.
+    """
+    names = list(rows[0])
+    columns = dict(zip(names, zip(*map(itemgetter(*names), rows), strict=True), strict=True))
+    always = list(table.primary_key.columns)[-1].name  # rows are counted by it
+    values, many = told_once(columns, always)
+    return connection.execute(_unnested(table, many), values).rowcount
 
-    What is the same in all rows, as most is, is said once.
+
+def told_once(columns: Mapping[str, Sequence[Any]], always: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """
+    Parameters for *columns*, and the names of those that are arrays: those whose values differ, and *always*.
+
+    What is the same in all rows, as most is, is told once.
     """
     values: dict[str, Any] = {}
     many: list[str] = []
-    always = list(table.primary_key.columns)[-1].name  # rows are counted by it
-    names = list(rows[0])
-    for name, each in zip(names, zip(*map(itemgetter(*names), rows), strict=True), strict=True):
+    for name, each in columns.items():
         if name != always and each.count(each[0]) == len(each):
             values[name] = each[0]
         else:
             values[name] = array(each)
             many.append(name)
-    return connection.execute(_unnested(table, tuple(many)), values).rowcount
+    return values, tuple(many)
+
+
+def choose(kinds: Mapping[str, str], many: Sequence[str]) -> tuple[str, str, str]:
+    """
+    How to select columns of these *kinds*, *many* of them from arrays: the columns, arrays and their names.
+    """
+    chosen = ", ".join(
+        f'many."{name}"' if name in many else f'CAST(:{name} AS {kind}) AS "{name}"'
+        for name, kind in kinds.items()
+    )
+    arrays = ", ".join(f"CAST(:{name} AS {kinds[name]}[])" for name in many)
+    return chosen, arrays, ", ".join(f'"{name}"' for name in many)
 
 
 def array(values: Sequence[Any]) -> str:
@@ -212,11 +236,7 @@ def _element(value: Any) -> str:
 def _unnested(table: Table, many: tuple[str, ...]) -> Any:
     kinds = {column.name: column.type.compile(_POSTGRESQL) for column in table.columns}
     names = ", ".join(f'"{name}"' for name in kinds)
-    arrays = ", ".join(f"CAST(:{name} AS {kinds[name]}[])" for name in many)
-    apart = ", ".join(f'"{name}"' for name in many)
-    chosen = ", ".join(
-        f'many."{name}"' if name in many else f"CAST(:{name} AS {kind})" for name, kind in kinds.items()
-    )
+    chosen, arrays, apart = choose(kinds, many)
     words = f"""
         INSERT INTO {table.name} ({names})
         SELECT {chosen} FROM unnest({arrays}) AS many ({apart})

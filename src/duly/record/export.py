@@ -71,7 +71,7 @@ def document(row: JobRow) -> dict[str, Any]:
         "priority": "normal" if row.lane == Lane.callback else Lane(row.lane).name,
         "due_at": _time(row.due_ms),
         "accepted_at": _time(row.accepted_ms),
-        "changed_at": _time(row.changed_ms),
+        "changed_at": _time(max(row.changed_ms, row.ended_ms or 0)),
         "started_at": _time(row.started_ms),
         "ended_at": _time(row.ended_ms),
         "lateness_ms": row.lateness_ms,

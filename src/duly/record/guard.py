@@ -17,8 +17,8 @@ from duly.record.keys import KeptKeys
 from duly.record.mending import relay_once_more
 from duly.record.rules import Difference, Promised, Queued, judge
 from duly.record.soundness import (
-    PAGE,
     changed_since,
+    ended_since,
     first_generation,
     newest_generation,
     positions_of,
@@ -202,25 +202,28 @@ class Guard:
         """
         if since_ms is None:
             return 0
-        namespace, views = self._store.namespace, Views(self._store)
-        after: Changed | None = None
         forgotten = 0
-        while True:
-            page = await self._database.read(
-                partial(changed_since, namespace=namespace, since_ms=since_ms, after=after)
-            )
-            jobs = await views.get_many([row.key for row in page])
-            ended = [
-                (row.key, row.revision)
-                for row, job in zip(page, jobs, strict=True)
-                if row.ended and _difference(row, job) is Difference.finished
-            ]
-            forgotten += sum(await self._store.forget(ended))
-            open_ = [(row.key, row.revision) for row in page if not row.ended]
-            await self._database.write(partial(relay_once_more, namespace=namespace, rows=open_))
-            if len(page) < PAGE:
-                return forgotten
-            after = page[-1]
+        for question in (changed_since, ended_since):
+            ask = partial(question, namespace=self._store.namespace, since_ms=since_ms)
+            page, after = await self._database.read(ask)
+            forgotten += await self._recheck_rows(page)
+            while after is not None:
+                page, after = await self._database.read(partial(ask, after=after))
+                forgotten += await self._recheck_rows(page)
+        return forgotten
+
+    async def _recheck_rows(self, rows: list[Changed]) -> int:
+        namespace = self._store.namespace
+        jobs = await Views(self._store).get_many([row.key for row in rows])
+        ended = [
+            (row.key, row.revision)
+            for row, job in zip(rows, jobs, strict=True)
+            if row.ended and _difference(row, job) is Difference.finished
+        ]
+        forgotten = sum(await self._store.forget(ended))
+        open_ = [(row.key, row.revision) for row in rows if not row.ended]
+        await self._database.write(partial(relay_once_more, namespace=namespace, rows=open_))
+        return forgotten
 
 
 def _agreed(known: list[Approval], generation: Generation, server_id: str) -> bool:

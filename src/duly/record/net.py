@@ -85,6 +85,7 @@ class Net:
         self._generation = generation
         self._settle_ms = settle_ms
         self._told_lost: set[Offset | None] = set()
+        self._young_ms: dict[int, int] = {}  #: for each shard the time of the first event that was too young
 
     async def run_once(self) -> int:
         """
@@ -177,16 +178,21 @@ class Net:
         if place is None:
             # From now on nothing is trimmed before it was looked at.
             await self._feed.commit(CONSUMER, shard, None)
+        seconds, micros = await self._store.link.call("TIME")
+        until_ms = self._store.now_ms(int(seconds) * 1000 + int(micros) // 1000) - self._settle_ms
+        if until_ms < self._young_ms.get(shard, 0) <= until_ms + self._settle_ms:
+            # Megabytes, of a busy queue, that would be read in vain.
+            return []
         try:
             entries = await self._feed.packed(shard, place and place.offset, AT_ONCE + 1)
         except EventsLost as error:
             entries = await self._behind_gap(shard, error)
         else:
             entries = entries[1:] if place else entries[:AT_ONCE]
-        seconds, micros = await self._store.link.call("TIME")
-        until_ms = self._store.now_ms(int(seconds) * 1000 + int(micros) // 1000) - self._settle_ms
         crash_point("net.read")
-        return list(takewhile(lambda entry: entry.at_ms <= until_ms, entries))
+        old = list(takewhile(lambda entry: entry.at_ms <= until_ms, entries))
+        self._young_ms[shard] = entries[len(old)].at_ms if len(old) < len(entries) else 0
+        return old
 
     async def _behind_gap(self, shard: int, error: EventsLost) -> list[Packed]:
         if error.after not in self._told_lost:

@@ -8,15 +8,16 @@ import asyncio
 import logging
 import random
 from collections import deque
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from duly.errors import DulyError
 from duly.job import JobState
-from duly.record.batches import run_batch, statement
+from duly.record.batches import filled, run_batch
 from duly.record.crashpoints import crash_point
-from duly.record.dialects import array
+from duly.record.dialects import choose, told_once
 from duly.record.runs import EndedRun
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
+    from duly.job import JobKey
     from duly.record.database import Database
 
 log = logging.getLogger("duly.outcomes")
@@ -36,11 +38,14 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 Item = tuple[EndedRun, int]
 
 
-def write_runs(connection: Connection, namespace: str, runs: Sequence[Item]) -> None:
+def write_runs(connection: Connection, namespace: str, runs: Sequence[Item], *, new: bool = False) -> None:
     """
     Write what became of runs: once more, it changes nothing.
 
     A job that is not open any more at the run's revision, or was given to a later Redis, stays as it is.
+
+    Raises:
+        IntegrityError: They were said to be *new*, which saves PostgreSQL a look for each, and one is not.
     """
     if not runs:
         return
@@ -48,26 +53,53 @@ def write_runs(connection: Connection, namespace: str, runs: Sequence[Item]) -> 
     fixed = {"namespace": namespace}
     run_batch(connection, "count", fixed, list(counts.values()))
     if connection.dialect.name == "postgresql":
-        _write_unnested(connection, namespace, runs)
+        _write_unnested(connection, namespace, runs, new=new)
         return
     ends = {run.key: run.end_row(generation) for run, generation in runs if run.state.ended}
     run_batch(connection, "attempt", fixed, [run.attempt_row() for run, _ in runs if run.token])
     run_batch(connection, "end", fixed, list(ends.values()))
 
 
-def _write_unnested(connection: Connection, namespace: str, runs: Sequence[Item]) -> None:
+def _write_unnested(connection: Connection, namespace: str, runs: Sequence[Item], *, new: bool) -> None:
     """
     Write all of them with one statement, column by column.
     """
     # In one order everywhere, so that two transactions with the same rows seldom wait for each other.
-    ended, generations = zip(*sorted(runs, key=lambda item: item[0].key), strict=True)
-    columns = dict(zip(EndedRun._fields, zip(*ended, strict=True), strict=True))
+    ended, generations = zip(*sorted(runs, key=_key), strict=True)
+    columns = dict(zip(_FIELDS, zip(*map(attrgetter(*_FIELDS), ended), strict=True), strict=True))
     topics, ids = zip(*columns.pop("key"), strict=True)
     columns |= {"topic": topics, "id": ids, "generation": generations}
+    values, many = told_once(columns, "id")
     fixed = {"namespace": namespace, "succeeded": JobState.succeeded.value}
-    connection.execute(
-        statement("runs", "postgresql"), fixed | {name: array(each) for name, each in columns.items()}
-    )
+    chosen, arrays, apart = choose(_KINDS, many)
+    unless_there = "" if new else "ON CONFLICT DO NOTHING"
+    words = filled("runs", chosen=chosen, arrays=arrays, apart=apart, unless_there=unless_there)
+    connection.execute(words, values | fixed)
+
+
+def _key(item: Item) -> JobKey:
+    return item[0].key
+
+
+_FIELDS = EndedRun.__struct_fields__
+#: What PostgreSQL calls the fields of runs.
+_KINDS = {
+    "topic": "text",
+    "id": "text",
+    "revision": "bigint",
+    "token": "bigint",
+    "word": "text",
+    "state": "smallint",
+    "attempt": "integer",
+    "attempts": "integer",
+    "crashes": "integer",
+    "worker": "text",
+    "started_ms": "bigint",
+    "ended_ms": "bigint",
+    "lateness_ms": "bigint",
+    "outcome": "bytea",
+    "generation": "integer",
+}
 
 
 class Outcomes:
@@ -170,12 +202,19 @@ class Outcomes:
             self._bytes -= run.size
 
     async def _write(self, batch: list[Item]) -> None:
+        try:
+            await self._commit(batch, new=True)
+        except IntegrityError:
+            # A commit whose answer was lost, or the net, came before.
+            await self._commit(batch, new=False)
+        crash_point("outcome.committed")
+
+    async def _commit(self, batch: list[Item], *, new: bool) -> None:
         def work(connection: Connection) -> None:
-            write_runs(connection, self._namespace, batch)
+            write_runs(connection, self._namespace, batch, new=new)
             crash_point("outcome.written")
 
         await self._database.write(work)
-        crash_point("outcome.committed")
 
     async def _write_singly(self, batch: list[Item]) -> None:
         """

@@ -4,17 +4,18 @@ A run of a job that has ended, as the record keeps it.  A plain value: no databa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from duly.job import JobState
+import msgspec
 
-if TYPE_CHECKING:
-    from duly.job import JobKey
+from duly.job import JobKey, JobState
 
 
-class EndedRun(NamedTuple):
+class EndedRun(msgspec.Struct, frozen=True, gc=False):
     """
     What became of one run, and of its job where that ended with it.
+
+    Thousands of them wait for the database in a busy worker: the garbage collector need not look at them.
     """
 
     key: JobKey
@@ -45,6 +46,7 @@ class EndedRun(NamedTuple):
         return {
             "topic": self.key.topic,
             "id": self.key.id,
+            "token": self.token,
             "revision": self.revision,
             "generation": generation,
             "state": self.state.value,

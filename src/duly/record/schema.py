@@ -158,7 +158,7 @@ def _shape(connection: Connection) -> list[str]:
             found.append(f"the primary key of table {table.name} must be ({', '.join(wanted)})")
         indexed = {each["name"] for each in seen.get_indexes(table.name)}
         found += [
-            f"index {index.name} of table {table.name} is missing: the relay would read every row"
+            f"index {index.name} of table {table.name} is missing: who looks by it would read every row"
             for index in table.indexes
             if index.name not in indexed
         ]

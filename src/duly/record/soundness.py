@@ -7,13 +7,15 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, NamedTuple
 
-from sqlalchemy import and_, delete, or_, select, tuple_, update
+from sqlalchemy import delete, select, update
 
 from duly.events import Offset
 from duly.job import JobKey, JobState
 from duly.record.dialects import insert_absent
+from duly.record.pages import Place, page_of, place_behind
 from duly.record.rows import AT_ONCE_MS
-from duly.record.tables import generations, jobs, positions
+from duly.record.stored import pick
+from duly.record.tables import attempts, generations, jobs, positions
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -39,7 +41,6 @@ class Changed(NamedTuple):
     key: JobKey
     revision: int
     ended: bool
-    changed_ms: int
 
 
 def newest_generation(connection: Connection, namespace: str) -> Generation | None:
@@ -129,22 +130,31 @@ def positions_of(connection: Connection, namespace: str) -> dict[int, Offset]:
 
 
 def changed_since(
-    connection: Connection, namespace: str, since_ms: int, after: Changed | None = None
-) -> list[Changed]:
+    connection: Connection, namespace: str, since_ms: int, after: Place | None = None
+) -> tuple[list[Changed], Place | None]:
     """
-    A page of rows that were changed since, the oldest change first, behind *after*.
+    A page of rows that a call changed since, the oldest change first, behind *after*; and where it ends, None
+    if it is the last one.
     """
-    where = jobs.c.changed_ms >= since_ms
-    if after is not None:
-        behind = tuple_(jobs.c.topic, jobs.c.id) > tuple_(*after.key)
-        where = or_(jobs.c.changed_ms > after.changed_ms, and_(jobs.c.changed_ms == after.changed_ms, behind))
+    columns = (jobs.c.revision, jobs.c.state)
     found = connection.execute(
-        select(jobs.c.topic, jobs.c.id, jobs.c.revision, jobs.c.state, jobs.c.changed_ms)
-        .where(jobs.c.namespace == namespace, where)
-        .order_by(jobs.c.changed_ms, jobs.c.topic, jobs.c.id)
-        .limit(PAGE)
+        page_of(jobs.c.changed_ms, namespace, after or Place(since_ms), PAGE, *columns)
     )
-    return [
-        Changed(JobKey(topic, id_), revision, JobState(state).ended, changed_ms)
-        for topic, id_, revision, state, changed_ms in found
+    rows = found.all()
+    changed = [Changed(JobKey(row.topic, row.id), row.revision, JobState(row.state).ended) for row in rows]
+    return changed, place_behind(rows, PAGE)
+
+
+def ended_since(
+    connection: Connection, namespace: str, since_ms: int, after: Place | None = None
+) -> tuple[list[Changed], Place | None]:
+    """
+    A page of rows that say ended, of jobs of which a run ended since; and where it ends, as above.
+    """
+    rows = connection.execute(page_of(attempts.c.ended_ms, namespace, after or Place(since_ms), PAGE)).all()
+    keys = {JobKey(row.topic, row.id) for row in rows}
+    found = pick(connection, ("topic", "id", "revision", "state"), namespace, keys)
+    told = [
+        Changed(JobKey(topic, id_), revision, JobState(state).ended) for topic, id_, revision, state in found
     ]
+    return [each for each in told if each.ended], place_behind(rows, PAGE)

@@ -14,6 +14,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    PrimaryKeyConstraint,
     SmallInteger,
     String,
     Table,
@@ -61,6 +62,8 @@ jobs = Table(
     ),  # max_attempts, backoff, context, callback, reply_to, as in Redis
     Column("outcome", Bytes),  # the result of a succeeded job, the error of others
     Column("accepted_ms", BigInteger, nullable=False),
+    # The last change that no run made: by a call, or an ending without one.  A run tells its time in its own
+    # row: as no index of this table holds what an ending run changes, PostgreSQL writes none of them for it.
     Column("changed_ms", BigInteger, nullable=False),
     Column("started_ms", BigInteger),
     Column("ended_ms", BigInteger),
@@ -77,17 +80,17 @@ Index(
     postgresql_where=jobs.c.relay_ms.is_not(None),
     sqlite_where=jobs.c.relay_ms.is_not(None),
 )
-# What retention asks for, and the check after a restart of Redis.
+# What retention asks for, and, with the index of attempts, the check after a restart of Redis.
 Index("duly_jobs_changed", jobs.c.changed_ms, jobs.c.namespace)
 
 attempts = Table(
     "duly_attempts",
     metadata,
-    Column("namespace", Namespace, primary_key=True),
-    Column("topic", Topic, primary_key=True),
-    Column("id", JobId, primary_key=True),
+    Column("namespace", Namespace),
+    Column("topic", Topic),
+    Column("id", JobId),
     # The fencing token: every claim has its own, so that a row that is written twice is one row.
-    Column("token", BigInteger, primary_key=True, autoincrement=False),
+    Column("token", BigInteger, autoincrement=False),
     Column("revision", BigInteger, nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("word", String(16), nullable=False),  # acked, retried, buried, released, recovered, cancelled
@@ -96,7 +99,12 @@ attempts = Table(
     Column("ended_ms", BigInteger, nullable=False),
     Column("lateness_ms", BigInteger),
     Column("error", Bytes),
+    # What differs comes first: it is compared for every row that is written.
+    PrimaryKeyConstraint("id", "token", "topic", "namespace"),
 )
+
+# What the check after a restart of Redis asks for: which jobs ended lately.  Written at its end.
+Index("duly_attempts_ended", attempts.c.ended_ms, attempts.c.namespace)
 
 positions = Table(
     "duly_positions",

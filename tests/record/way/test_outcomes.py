@@ -8,6 +8,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import event
 
 from duly import Duly, Retry, Snooze
@@ -31,7 +32,7 @@ def ended(row, word: str = "acked", state: JobState = JobState.succeeded, **fiel
     run = EndedRun(
         row.key, row.revision, 77, word, state, 1, 1, 0, "w1", NOW + 10, NOW + 30, 10, b'{"n": "\xc3\xa4\'"}'
     )
-    return run._replace(**fields)
+    return replace(run, **fields)
 
 
 async def write(database, namespace, *runs: EndedRun, generation: int = 1) -> None:
@@ -53,7 +54,7 @@ async def test_an_outcome_ends_the_row_and_leaves_a_row_of_the_run(database, nam
         stored.attempts,
         stored.crashes,
     )
-    assert (NOW + 10, NOW + 30, 10, NOW + 30) == (
+    assert (NOW + 10, NOW + 30, 10, row.changed_ms) == (
         stored.started_ms,
         stored.ended_ms,
         stored.lateness_ms,
@@ -101,7 +102,7 @@ async def test_only_the_open_row_of_this_revision_and_generation_is_ended(
 ):
     row = promised("a", namespace=namespace, **columns)
     await commit(database, row)
-    await write(database, namespace, ended(row)._replace(revision=row.revision - 1))
+    await write(database, namespace, ended(row, revision=row.revision - 1))
     assert row == (await rows_of(database))["a"]
     await write(database, namespace, ended(row), generation=1)
     assert written == (JobState.succeeded == (await rows_of(database))["a"].state)
@@ -112,10 +113,10 @@ async def test_runs_and_crashes_of_open_jobs_are_counted_and_never_down(database
     await commit(database, row)
     retried = ended(row, "retried", JobState.scheduled, attempts=2, attempt=2, token=2)
     await write(
-        database, namespace, retried._replace(attempts=1, attempt=1, token=1), retried._replace(crashes=1)
+        database, namespace, replace(retried, attempts=1, attempt=1, token=1), replace(retried, crashes=1)
     )
-    await write(database, namespace, retried._replace(attempts=1, token=1))
-    await write(database, namespace, retried._replace(attempts=1, crashes=2, token=2))
+    await write(database, namespace, replace(retried, attempts=1, token=1))
+    await write(database, namespace, replace(retried, attempts=1, crashes=2, token=2))
     stored = (await rows_of(database))["a"]
     assert (2, 2, JobState.scheduled, row.relay_ms, None) == (
         stored.attempts,
@@ -141,6 +142,29 @@ async def test_what_ends_together_is_committed_together(database, namespace):
     assert 2 == len(commits)
     assert {JobState.succeeded.value} == {row.state for row in (await rows_of(database)).values()}
     assert 1_200 == len(await runs_of(database))
+
+
+async def test_runs_that_are_there_already_keep_none_of_the_others_away(database, namespace, caplog):
+    rows = [promised(id_, namespace=namespace) for id_ in ("a", "b", "c")]
+    await commit(database, *rows)
+    runs = [ended(row, token=at) for at, row in enumerate(rows, 1)]
+    # By a commit whose answer was lost, or by the net.
+    await write(database, namespace, runs[1])
+    outcomes = Outcomes(database, namespace, generation=lambda: 1)
+    for run in runs:
+        outcomes.put(run)
+    assert 0 == await outcomes.finish(60)
+    assert {JobState.succeeded.value} == {row.state for row in (await rows_of(database)).values()}
+    assert [1, 2, 3] == [run.token for run in await runs_of(database)]
+    assert [] == caplog.messages, "nobody has to know"
+
+
+async def test_an_ending_without_a_run_is_a_change_of_its_row(database, namespace):
+    row = promised("a", namespace=namespace)
+    await commit(database, row)
+    await write(database, namespace, ended(row, "cancelled", JobState.cancelled, token=0))
+    assert NOW + 30 == (await rows_of(database))["a"].changed_ms
+    assert [] == await runs_of(database)
 
 
 @pytest.mark.parametrize("migrated_url", ["postgresql"], indirect=True)

@@ -83,3 +83,18 @@ def test_what_stands_under_many_ids_is_looked_up_by_its_key(connection, namespac
     ways = ways_of(explained)
     assert 16 == len(ways), "one for each partition"
     assert {"pkey"} == {way.rpartition("_")[2] for way in ways}
+
+
+def test_an_ending_is_written_beside_its_row_and_into_no_index_of_jobs(connection, namespace):
+    rows = [promised(str(at), namespace=namespace, relay_ms=None) for at in range(200)]
+    insert_absent(connection, jobs, [row._asdict() for row in rows])
+    connection.commit()
+    runs = [
+        EndedRun(row.key, row.revision, at, "acked", JobState.succeeded, 1, 1, 0, "w", NOW, NOW + 9, 0, b"1")
+        for at, row in enumerate(rows, 1)
+    ]
+    write_runs(connection, namespace, [(run, 1) for run in runs], new=True)
+    counts = (
+        "SELECT sum(n_tup_upd), sum(n_tup_hot_upd) FROM pg_stat_xact_user_tables WHERE relname LIKE :jobs"
+    )
+    assert (200, 200) == tuple(connection.execute(text(counts), {"jobs": "duly\\_jobs\\_%"}).one())

@@ -1,7 +1,9 @@
 -- Jobs ended, if they are still open at these revisions and no later Redis was given them.
+-- When a run ended is told by its own row; an ending without one is a change of the job's.
 UPDATE JSON_TABLE(:rows, '$[*]' COLUMNS (
     topic VARCHAR(100) CHARACTER SET ascii COLLATE ascii_bin PATH '$.topic',
     id VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin PATH '$.id',
+    token BIGINT PATH '$.token',
     revision BIGINT PATH '$.revision',
     generation INTEGER PATH '$.generation',
     state SMALLINT PATH '$.state',
@@ -16,6 +18,6 @@ UPDATE JSON_TABLE(:rows, '$[*]' COLUMNS (
   ON job.namespace = :namespace AND job.topic = given.topic AND job.id = given.id
 SET job.state = given.state, job.outcome = FROM_BASE64(given.outcome), job.attempts = given.attempts,
     job.crashes = given.crashes, job.started_ms = given.started_ms, job.ended_ms = given.ended_ms,
-    job.lateness_ms = given.lateness_ms, job.changed_ms = given.ended_ms, job.hydrated = job.revision,
-    job.relay_ms = NULL
+    job.lateness_ms = given.lateness_ms, job.hydrated = job.revision, job.relay_ms = NULL,
+    job.changed_ms = CASE WHEN given.token = 0 THEN given.ended_ms ELSE job.changed_ms END
 WHERE job.revision = given.revision AND job.generation <= given.generation AND job.state = 0

@@ -1,20 +1,11 @@
 -- Runs ended: one row for each, told by its token, which a second time is there already; and those jobs that ended with
 -- them, if they are still open at these revisions and no later Redis was given them.
--- In one statement, as what is given is read once.
+-- In one statement, as what is given is read once; what is the same in all rows is said once, too.
 -- The condition on ids, always true, makes the planner expect few rows, so that it looks each up by its key in its own
 -- partition; else it reads the whole table for every batch, as long as that looks small to its statistics.
 WITH given AS MATERIALIZED (
-  SELECT *
-  FROM unnest(
-      CAST(:topic AS text[]), CAST(:id AS text[]), CAST(:revision AS bigint[]), CAST(:token AS bigint[]),
-      CAST(:word AS text[]), CAST(:state AS smallint[]), CAST(:attempt AS integer[]), CAST(:attempts AS integer[]),
-      CAST(:crashes AS integer[]), CAST(:worker AS text[]), CAST(:started_ms AS bigint[]),
-      CAST(:ended_ms AS bigint[]), CAST(:lateness_ms AS bigint[]), CAST(:outcome AS bytea[]),
-      CAST(:generation AS integer[])
-    ) AS one (
-      topic, id, revision, token, word, state, attempt, attempts, crashes, worker, started_ms, ended_ms,
-      lateness_ms, outcome, generation
-    )
+  SELECT /* chosen */
+  FROM unnest(/* arrays */) AS many (/* apart */)
 ), tried AS (
   INSERT INTO duly_attempts (
     namespace, topic, id, token, revision, attempt, word, worker, started_ms, ended_ms, lateness_ms, error
@@ -23,12 +14,13 @@ WITH given AS MATERIALIZED (
     CASE WHEN state <> :succeeded THEN NULLIF(outcome, '') END  -- a result is in the row of its job
   FROM given
   WHERE token <> 0
-  ON CONFLICT DO NOTHING
+  /* unless_there */
 )
 UPDATE duly_jobs AS job
 SET state = ended.state, outcome = NULLIF(ended.outcome, ''), attempts = ended.attempts, crashes = ended.crashes,
     started_ms = NULLIF(ended.started_ms, 0), ended_ms = ended.ended_ms, lateness_ms = ended.lateness_ms,
-    changed_ms = ended.ended_ms, hydrated = job.revision, relay_ms = NULL
+    hydrated = job.revision, relay_ms = NULL,
+    changed_ms = CASE WHEN ended.token = 0 THEN ended.ended_ms ELSE job.changed_ms END
 FROM (
     SELECT CAST(:namespace AS text) AS namespace, given.*
     FROM given
