@@ -191,6 +191,30 @@ async def test_what_is_due_is_left_to_a_worker_that_soon_has_room(live):
     assert {JobState.scheduled: 1} == await _counts(live)
 
 
+async def test_a_worker_that_has_passed_a_shard_by_comes_back_to_what_is_due_there(make_app, monkeypatch):
+    app = make_app(**LAZY, shards=2)
+    note_starts(app)
+    await app.queue()
+    crew = app.crew(app.settings)
+    claim, asked = crew.store.claim, []
+
+    async def claim_and_fall_due(shard: int, *args: Any, **options: Any) -> Any:
+        claimed = await claim(shard, *args, **options)
+        asked.append(shard)
+        if len(asked) == 2:
+            # As the timer of the first shard does, while the second is asked.
+            assert crew.worker.claim_now(asked[0])
+        return claimed
+
+    monkeypatch.setattr(crew.store, "claim", claim_and_fall_due)
+    try:
+        await asyncio.wait_for(crew.worker.run_once(), 10)
+    finally:
+        await crew.worker.give_back_all()
+        await crew.store.link.aclose()
+    assert 2 == len(asked)
+
+
 async def test_what_has_been_due_for_seconds_is_promoted_whoever_claims(live):
     mine, outlook = timer(live, "a", claim=lambda: pytest.fail("the worker has had its time"))
     placed = await enqueue(live, "a", delay_ms=1)

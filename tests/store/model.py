@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from duly.job import JobKey, JobState, Lane
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from duly.events import Event
     from duly.job import Lease, Order
     from duly.store import Promise
@@ -107,10 +109,14 @@ class Model:
         row = self.rows[order.key] = Row(order, state, due, expires=order.expires_ms, timed=timed)
         return ("replaced" if old else "created"), row
 
-    def promote(self, topics: tuple[str, ...]) -> int:
+    def due(self, topics: tuple[str, ...]) -> list[Row]:
+        waiting = self.in_state(JobState.scheduled)
+        return [row for row in waiting if row.due <= self.now and row.order.key.topic in topics]
+
+    def promote(self, topics: tuple[str, ...], *, left: Collection[JobKey] = ()) -> int:
         moved = 0
-        for row in self.in_state(JobState.scheduled):
-            if row.due <= self.now and row.order.key.topic in topics:
+        for row in self.due(topics):
+            if row.order.key not in left:
                 if row.is_late(self.now):
                     self.end(row, JobState.cancelled, b'{"type":"expired"}')
                 else:

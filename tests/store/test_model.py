@@ -113,8 +113,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.restarts = 0
         self.number = 0
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(plain=st.booleans())
+    def begin(self, plain: bool) -> None:
+        self.plain = plain  # no priorities, and no callbacks
         self.link = LossyLink(self.server.url)
         namespace = f"m{next(_namespaces)}"
         self.do(create(self.link, namespace, 1, clock="test"))
@@ -151,6 +152,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(asked=st.lists(orders(), min_size=1, max_size=3), again=st.booleans())
     def enqueue(self, asked: list[Order], again: bool) -> None:
         expected = []
+        asked = list(map(self._of_lane, asked))
         for order in asked:
             word, row = self.model.enqueue(order)
             expected.append((word, row and (row.due, row.state), row))
@@ -171,7 +173,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(order=orders())
     def enqueue_alone(self, order: Order) -> None:
-        self._enqueue(order)
+        self._enqueue(self._of_lane(order))
+
+    def _of_lane(self, order: Order) -> Order:
+        return msgspec.structs.replace(order, lane=Lane.normal) if self.plain else order
 
     def _enqueue(self, order: Order) -> None:
         word, row = self.model.enqueue(order)
@@ -223,7 +228,7 @@ class StoreMachine(RuleBasedStateMachine):
         callbacks: bool,
         again: bool,
     ) -> Any:
-        self.model.promote(topics)
+        due, kinds = self.model.due(topics), self._kinds(topics)
         self.number += 1
         wants = [Want(topic, slots, TTR_MS) for topic, slots in zip(topics, free, strict=False)]
         claimed = self.do(
@@ -240,6 +245,15 @@ class StoreMachine(RuleBasedStateMachine):
         )
         taken = claimed.leases
         assert len(taken) <= limit
+        left = self._left_in_line(due)
+        if left:
+            # Those of one kind wait in their order for the next claim, if this one has taken from them.
+            mine = {lease.key for lease in taken}
+            first = [row.due for row in due if row.order.key in mine]
+            assert 1 == kinds
+            assert first, "it has looked at all of them otherwise"
+            assert max(first) <= min(self.model.rows[key].due for key in left)
+        self.model.promote(topics, left=left)
         crashed = [lease for lease in taken if lease.crashes]
         assert sum(lease.lane is Lane.suspect for lease in taken) <= suspects
         for lease in taken:
@@ -259,6 +273,34 @@ class StoreMachine(RuleBasedStateMachine):
                 left = [row for row in ready if not row.crashes or (suspects and not crashed)]
                 assert not left or self._met_late
         return multiple(*taken)
+
+    def _kinds(self, topics: tuple[str, ...]) -> int:
+        waiting = {topic for topic in topics if self.model.in_state(JobState.scheduled, topic)}
+        return sum(2 if self._has_lanes(topic) else 1 for topic in waiting)
+
+    def _has_lanes(self, topic: str) -> bool:
+        return bool(self.client.hexists(self.store.keys[0].fixed["topics"], f"{topic}:lanes"))
+
+    def _left_in_line(self, due: list[Row]) -> set[JobKey]:
+        jobs = self.look().jobs
+        keys_ = (row.order.key for row in due)
+        return {key for key in keys_ if jobs[key.member].state is JobState.scheduled}
+
+    @rule(
+        target=leases,
+        topic=st.sampled_from(TOPICS),
+        limit=st.integers(1, 2),
+        ready=st.integers(0, 1),
+        expires=st.sampled_from([0, 0, 2]),
+        again=st.booleans(),
+    )
+    def claim_what_falls_due(self, topic: str, limit: int, ready: int, expires: int, again: bool) -> Any:
+        for at, id_ in enumerate("abc"):
+            late_ms = self.model.now + expires if expires and at < limit else 0
+            wait = Order(JobKey(topic, id_), b"1", max(0, at + 1 - ready), expires_ms=late_ms)
+            self._enqueue(msgspec.structs.replace(wait, on_conflict="replace"))
+        self.clock.advance(ms=5)
+        return self._claim((topic,), (3, 3), limit, suspects=True, callbacks=False, again=again)
 
     @rule(target=leases, callbacks=st.booleans(), again=st.booleans())
     def claim_all(self, callbacks: bool, again: bool) -> Any:
@@ -404,7 +446,8 @@ class StoreMachine(RuleBasedStateMachine):
         # Never ahead of the numbers that the store itself gives out: here both of them do.
         revision = min(old.revision + ahead, self.model.last_number) if old else self.model.last_number // 2
         revision = max(revision, 1)
-        order = msgspec.structs.replace(order, due_ms=order.due_ms or self.model.now, delay_ms=None)
+        due_ms = order.due_ms or self.model.now
+        order = msgspec.structs.replace(self._of_lane(order), due_ms=due_ms, delay_ms=None)
         promise = Promise(order, revision, new_request(), *counts, cancelled=cancelled)
         word = self.model.hydrate(promise)
         [answer] = self.do(self.store.hydrate([promise]), again=again)
@@ -555,6 +598,7 @@ class StoreMachine(RuleBasedStateMachine):
             self._check_body(row, shard)
             if row.state is JobState.scheduled:
                 assert row.due == shard.due[member], key
+                assert row.order.lane is Lane.normal or self._has_lanes(key.topic), key
             if row.state is JobState.running:
                 assert row.lease == shard.leases[member], key
             if row.state.ended:

@@ -117,3 +117,26 @@ async def test_what_is_due_gets_its_turn_behind_a_backlog_of_ready_jobs(store, c
     clock.advance(ms=1)
     await claim(store, limit=2)
     assert {} == look().due, "it stands in line behind them"
+
+
+@pytest.mark.parametrize("what", ["too late", "of another topic", "gone"])
+async def test_a_due_job_starts_however_many_before_it_cannot(store, clock, raw, look, what):
+    for at in range(5):
+        match what:
+            case "too late":
+                await enqueue(store, str(at), delay_ms=1, expires_ms=clock() + 5)
+            case "of another topic":
+                await enqueue(store, str(at), "other", delay_ms=1)
+            case "gone":
+                raw.zadd(store.keys[0].fixed["due"], {f"mail/{at}": 1 + at})
+    await enqueue(store, "good", delay_ms=2)
+    clock.advance(ms=10)
+    assert ["good"] == [lease.key.id for lease in await claim(store, limit=2)]
+    look("mail", "other")
+
+
+async def test_what_is_due_of_a_paused_topic_waits_for_no_slot(store, clock, look):
+    await due_ten(store, clock, "mail")
+    await store.pause("mail")
+    assert [] == await claim(store, limit=2)
+    assert {} == look().due

@@ -216,10 +216,9 @@ end
 -- What is due goes to its stream; but where a slot is still free, nothing waits there, and it starts at once.
 -- A claim that took its fill of ready jobs moves a few only, so that none keeps the server busy for two.
 local MOVED_AT_ONCE, MOVED_AT_LEAST = 128, 16
-local numbers, used, looked_at = nil, 0, math.max(MOVED_AT_ONCE - taken, MOVED_AT_LEAST)
--- Of one kind, those beyond the free slots are in their order already: they stay where they are, for the next claim.
-if kinds == 1 and left > 0 then looked_at = math.min(looked_at, left) end
-local unnamed = for_each_due(now, looked_at, tonumber(keep_ms), function(member, topic, record, due_ms, mark)
+local numbers, used, most = nil, 0, math.max(MOVED_AT_ONCE - taken, MOVED_AT_LEAST)
+
+local function start_or_promote(member, topic, record, due_ms, mark)
   local position = place[topic]
   if free[position] > 0 and left > 0 and bytes > 0 and is_mine(position, mark) then
     local attempts, crashes, marks, rest, _ = 0, 0, 0, nil, nil
@@ -238,7 +237,17 @@ local unnamed = for_each_due(now, looked_at, tonumber(keep_ms), function(member,
   promote(member, topic, record, due_ms, numbers + used)
   used = used + 1
   ready[position] = ready[position] + 1
-end)
+end
+
+-- Of one kind, those beyond the free slots are in their order already: they stay where they are, for the next claim.
+local looked_at, were_taken = most, taken
+if kinds == 1 and left > 0 then looked_at = math.min(most, left) end
+local unnamed = for_each_due(now, 0, looked_at, tonumber(keep_ms), start_or_promote)
+if taken == were_taken and looked_at < most and next_due ~= '' and tonumber(next_due) <= now then
+  -- Not one of them could start: no slot stays free for what stands behind jobs that are too late, or for others.
+  local more = for_each_due(now, looked_at, most - looked_at, tonumber(keep_ms), start_or_promote)
+  for topic in pairs(more) do unnamed[topic] = true end
+end
 
 for position, number in pairs(taken_of) do
   local topic, waited = names[position], from_ready[position] or 0

@@ -36,7 +36,7 @@ local now, _, micros = clock(now_ms)
 for at = topic_at, #ARGV do name_topic(ARGV[at], at - topic_at + 1) end
 
 local moved, number = 0, 0
-local unnamed = for_each_due(now, tonumber(limit), tonumber(keep_ms), function(member, topic, record, due_ms)
+local unnamed = for_each_due(now, 0, tonumber(limit), tonumber(keep_ms), function(member, topic, record, due_ms)
   if moved == 0 then number = take_numbers(tonumber(limit)) end
   promote(member, topic, record, due_ms, number + moved)
   moved = moved + 1

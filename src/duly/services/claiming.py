@@ -56,12 +56,15 @@ class Claims:
         self._carry_out = carry_out
         self._waiting = None if block_s is None else Waiting(store, running, block_s)
         self._number = 0
+        self._asking: int | None = None  #: the shard of the claim under way
+        self._passed_by = False  #: something is due where this round has been already
 
     async def run_once(self) -> int:
         """
         Claim what there is for free slots and start it; wait a little if there is nothing.
         """
         running, waiting = self._running, self._waiting
+        self._passed_by = False
         handlers = self._handlers()
         wants = running.wants(handlers) if not self.stopping and not self._clogged() else []
         if not wants:
@@ -79,7 +82,7 @@ class Claims:
             wants = running.wants(handlers)
             if not wants or self.stopping:
                 break
-        if started < limit and not self.stopping and waiting is not None:
+        if started < limit and not self.stopping and not self._passed_by and waiting is not None:
             await waiting.for_work(tuple(want.topic for want in running.wants(handlers)))
         return started
 
@@ -93,7 +96,7 @@ class Claims:
         loop = asyncio.get_running_loop()
         running = self._running
         started = 0
-        self.under_way = True
+        self.under_way, self._asking = True, shard
         try:
             asked, sent_s = self._ask(shard, wants, limit)
             for more in range(CLAIMS_AHEAD, -1, -1):
@@ -112,7 +115,7 @@ class Claims:
                 if not again:
                     break
         finally:
-            self.under_way = False
+            self.under_way, self._asking = False, None
             running.tell()
         return started, claimed.look.unnamed
 
@@ -131,14 +134,16 @@ class Claims:
         )
         return asyncio.get_running_loop().create_task(claim), time.monotonic()
 
-    def now(self) -> bool:
+    def now(self, shard: int) -> bool:
         """
-        Claim without waiting to be woken, where there is room as soon as there is some; False if no more
-        is taken.
+        Claim from *shard* without waiting to be woken, where there is room as soon as there is some; False if
+        no more is taken.
         """
         if self.stopping:
             return False
         if self._running.free:
+            # The answer of a claim under way there tells who asked, who may then ask again.
+            self._passed_by = self._passed_by or self._asking != shard
             self._running.tell_all()
         return True
 

@@ -4,6 +4,7 @@ Duties of every process that hands out jobs: wake what is due, take back what wa
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from duly.services.auditor import Auditor
@@ -34,10 +35,10 @@ class Duties:
         settings: Settings,
         *,
         name: str,
-        claim: Callable[[], bool] = lambda: False,
+        claim: Callable[[int], bool] = lambda _: False,
     ) -> None:
         """
-        Prepare: *claim* makes the worker of this process claim, if it has one with room.
+        Prepare: *claim* makes the worker of this process claim from a shard, if it has one.
         """
         scan_s = settings.timer_scan_ms / 1000
         self.recoverers = [
@@ -45,7 +46,15 @@ class Duties:
             for shard, outlook in enumerate(outlooks)
         ]
         self.timers = [
-            Timer(store, shard, outlook, name=name, role=settings.role, scan_s=scan_s, claim=claim)
+            Timer(
+                store,
+                shard,
+                outlook,
+                name=name,
+                role=settings.role,
+                scan_s=scan_s,
+                claim=partial(claim, shard),
+            )
             for shard, outlook in enumerate(outlooks)
         ]
         # A loop that only waits must come round before it counts as stalled.

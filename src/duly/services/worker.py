@@ -128,11 +128,12 @@ class Worker:
             raise WornOut(msg)
         return await self._claims.run_once()
 
-    def claim_now(self) -> bool:
+    def claim_now(self, shard: int) -> bool:
         """
-        Claim without waiting to be woken, a full worker as soon as it has room; False if it takes no more.
+        Claim from *shard* without waiting to be woken, a full worker as soon as it has room; False if it
+        takes no more.
         """
-        return self._claims.now()
+        return self._claims.now(shard)
 
     def _my_handlers(self) -> list[Handler[..., Any]]:
         topics = self._handlers.topics() if self._topics is None else self._topics

@@ -1,11 +1,12 @@
 -- promotion: take what is due out of `due`.  Shared by promote and claim.
 
--- Call `each` with the due jobs of the named topics, earliest first; the answer is the topics not named.
-local function for_each_due(now_ms, limit, keep_ms, each)
+-- Call `each` with the due jobs of the named topics, earliest first, after those that were passed before; the answer is the
+-- topics not named.
+local function for_each_due(now_ms, passed, limit, keep_ms, each)
   local unnamed = {}
   local head = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
   if not head[1] or tonumber(head[2]) > now_ms then return unnamed end
-  local found = redis.call('ZRANGE', due, '-inf', now_ms, 'BYSCORE', 'LIMIT', 0, limit, 'WITHSCORES')
+  local found = redis.call('ZRANGE', due, '-inf', now_ms, 'BYSCORE', 'LIMIT', passed, limit, 'WITHSCORES')
   local members, owners, dues, size = {}, {}, {}, 0
   local topic, begins = '', ''
   for at = 1, #found, 2 do
@@ -23,7 +24,11 @@ local function for_each_due(now_ms, limit, keep_ms, each)
   end
   if size == 0 then return unnamed end
   local records = redis.call('HMGET', jobs, unpack(members))
-  unscheduled = members
+  if unscheduled[1] then
+    for at = 1, size do unscheduled[#unscheduled + 1] = members[at] end
+  else
+    unscheduled = members
+  end
   for at = 1, size do
     local member, record = members[at], records[at]
     local mark = record and string.byte(record)

@@ -172,10 +172,11 @@ class BatchWorker:
         self._batch = Batch(self._spark, handler, leases, gathered.begun_s)
         self._task = asyncio.get_running_loop().create_task(self._run(self._batch))
 
-    def claim_now(self) -> bool:
+    def claim_now(self, shard: int) -> bool:
         """
         Claims are not hurried: batches come when the one before has ended.
         """
+        del shard
         return False
 
     # -- running ------------------------------------------------------------------------------------------
