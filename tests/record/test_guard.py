@@ -5,6 +5,7 @@ The rollback detector: a queue that lost a part of its past is compared before i
 from __future__ import annotations
 
 import shutil
+from functools import partial
 
 import pytest
 
@@ -12,10 +13,11 @@ from duly.apikeys import KeyRing
 from duly.connection import Link
 from duly.errors import ServerUnsuitable
 from duly.feed import Feed
-from duly.job import JobState, Lease
+from duly.job import JobKey, JobState, Lease
 from duly.record import soundness
 from duly.record.guard import Guard
 from duly.record.keys import KeptKeys
+from duly.record.marks import mark
 from duly.record.outcomes import write_runs
 from duly.record.rows import AT_ONCE_MS
 from duly.record.runs import EndedRun
@@ -202,6 +204,32 @@ async def test_an_emptied_queue_gets_back_whatever_has_not_ended(database, queue
     assert 2 == guard.generation
     assert rows["open"].relay_ms == rows["open"].due_ms - AT_ONCE_MS
     assert rows["ended"].relay_ms is None
+
+
+async def test_what_an_emptied_queue_was_given_and_nobody_had_marked_is_not_lost(database, queue, guard):
+    await guard.agree()
+    given = due(queue.namespace, "a", hydrated=0, relay_ms=now_ms())
+    await both(database, queue, given)
+    await queue.link.call("FLUSHALL")
+    await queue.create()
+    await guard.agree()
+    assert 2 == guard.generation
+    # Whoever gave it to the queue that was marks it only now.
+    marks = [(JobKey("mail", "a"), REVISION)]
+    await database.write(partial(mark, namespace=queue.namespace, given=marks, generation=1))
+    assert (0, given["relay_ms"]) == _given(await read_rows(database))
+    await database.write(partial(mark, namespace=queue.namespace, given=marks, generation=2))
+    assert (REVISION, None) == _given(await read_rows(database))
+
+
+def _given(rows) -> tuple[int, int | None]:
+    return rows["a"].hydrated, rows["a"].relay_ms
+
+
+async def test_rows_that_came_before_the_queue_show_no_loss(database, queue, guard, caplog):
+    await write_rows(database, due(queue.namespace, "a", hydrated=0, relay_ms=now_ms()))
+    await guard.agree()
+    assert (1, []) == (guard.generation, [each for each in caplog.records if each.levelname == "CRITICAL"])
 
 
 async def test_a_revision_that_the_queue_has_already_is_not_overwritten(database, queue, guard, own_server):

@@ -15,11 +15,10 @@ from sqlalchemy import text
 from duly.record.dialects import array
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from sqlalchemy import Connection, TextClause
 
-    from duly.job import JobKey
 
 _HERE = files("duly.record.sql")
 
@@ -67,13 +66,3 @@ def run_batch(
             # five to twenty times as long.
             whole = {"rows": msgspec.json.encode(rows).decode()}
             connection.execute(statement(name, dialect), fixed | whole)
-
-
-def mark(
-    connection: Connection, namespace: str, given: Iterable[tuple[JobKey, int]], generation: int
-) -> None:
-    """
-    Note that Redis has been given rows at a revision; one that has changed since is left to the next look.
-    """
-    rows = [{"topic": key.topic, "id": key.id, "revision": revision} for key, revision in given]
-    run_batch(connection, "mark", {"namespace": namespace, "generation": generation}, rows)

@@ -20,10 +20,10 @@ from duly.record.soundness import (
     changed_since,
     ended_since,
     first_generation,
+    has_rows,
     newest_generation,
     positions_of,
     raise_generation,
-    was_used,
 )
 from duly.views import Views
 
@@ -85,7 +85,8 @@ class Guard:
         """
         async with self._one_at_a_time:
             server_id = await self._server_id()
-            generation = await self._generation(server_id)
+            found = await self._newest()
+            generation = found or await self._first_generation(server_id)
             known = await self._approvals()
             if any(each.record_id not in ("", generation.record_id) for each in known):
                 msg = (
@@ -94,7 +95,7 @@ class Guard:
                 )
                 raise ServerUnsuitable(msg)
             if not _agreed(known, generation, server_id):
-                generation = await self._compare(generation, server_id)
+                generation = await self._compare(generation, server_id, new=found is None)
             await self._store.approve(generation.record_id, generation.number, server_id)
             crash_point("guard.approved")
             self.generation = generation.number
@@ -126,30 +127,34 @@ class Guard:
             found.append(Approval((record_id or b"").decode(), (server_id or b"").decode(), int(number or 0)))
         return found
 
-    async def _generation(self, server_id: str) -> Generation:
-        namespace = self._store.namespace
-        found = await self._database.read(partial(newest_generation, namespace=namespace))
-        if found is None:
-            begin = partial(first_generation, namespace=namespace, server_id=server_id, now_ms=_now_ms())
-            await self._keys.adopt(self._store)
-            found = await self._database.write(begin)
-        return found
+    async def _newest(self) -> Generation | None:
+        return await self._database.read(partial(newest_generation, namespace=self._store.namespace))
 
-    async def _compare(self, generation: Generation, server_id: str) -> Generation:
+    async def _first_generation(self, server_id: str) -> Generation:
+        begin = partial(
+            first_generation, namespace=self._store.namespace, server_id=server_id, now_ms=_now_ms()
+        )
+        await self._keys.adopt(self._store)
+        return await self._database.write(begin)
+
+    async def _compare(self, generation: Generation, server_id: str, *, new: bool) -> Generation:
         """
         Find out what the queue has lost, and mend what must not be handed out as it is.
+
+        A *new* record had no queue yet that could have lost anything.
         """
-        if await self._database.read(partial(was_used, namespace=self._store.namespace)):
+        promised = await self._database.read(partial(has_rows, namespace=self._store.namespace))
+        if promised and not new:
             await asyncio.sleep(self._settle_s)
             # Others may have done all or a part of it meanwhile. To raise the generation a second time for
             # one loss would have the rows refuse what ended in between.
-            generation = await self._generation(server_id)
+            generation = await self._newest() or generation
         known = await self._approvals()
         if _agreed(known, generation, server_id):
             return generation
         since_ms = await self._since_ms()
         emptied = any(not each.record_id and each.generation != generation.number for each in known)
-        reason = await self._behind(emptied=emptied)
+        reason = await self._behind(emptied=emptied and promised and not new)
         if reason:
             log.critical("the queue is behind its record: %s; taking to it what has not ended", reason)
             generation = await self._database.write(
@@ -177,7 +182,7 @@ class Guard:
         What shows that the queue has lost a part of its past, None if nothing does.
         """
         feed, namespace = Feed(self._store), self._store.namespace
-        if emptied and await self._database.read(partial(was_used, namespace=namespace)):
+        if emptied:
             return "it does not know of its record any more"
         read = await self._database.read(partial(positions_of, namespace=namespace))
         for shard, offset in read.items():

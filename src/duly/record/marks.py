@@ -10,11 +10,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from duly.errors import DulyError
-from duly.record.batches import mark
+from duly.record.batches import run_batch
 from duly.record.crashpoints import crash_point
+from duly.record.soundness import still_counts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from sqlalchemy import Connection
 
@@ -25,6 +26,20 @@ log = logging.getLogger("duly.relay")
 
 LINGER_S = 0.05  #: how long marks wait for others: what ends meanwhile needs none
 AT_ONCE = 500
+
+
+def mark(
+    connection: Connection, namespace: str, given: Iterable[tuple[JobKey, int]], generation: int
+) -> None:
+    """
+    Note that Redis has been given rows at a revision; one that has changed since is left to the next look.
+
+    So are all of them, if Redis has lost a part of its memory since.
+    """
+    if not still_counts(connection, namespace, generation):
+        return
+    rows = [{"topic": key.topic, "id": key.id, "revision": revision} for key, revision in given]
+    run_batch(connection, "mark", {"namespace": namespace, "generation": generation}, rows)
 
 
 class Marks:

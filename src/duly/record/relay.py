@@ -19,11 +19,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from duly.errors import DulyError, RecordUnavailable, StoreUnavailable
 from duly.job import JobState
-from duly.record.batches import mark
 from duly.record.clock import Clock
 from duly.record.crashpoints import crash_point
 from duly.record.database import ANSWERS_WITHIN_S, first_line
-from duly.record.marks import Marks
+from duly.record.marks import Marks, mark
 from duly.record.notices import Notices
 from duly.record.rows import JobRow, order_of
 from duly.record.tables import jobs

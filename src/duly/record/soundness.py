@@ -18,7 +18,7 @@ from duly.record.stored import pick
 from duly.record.tables import attempts, generations, jobs, positions
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy import Connection, Select
 
 PAGE = 1_000
 REASON = 400  #: characters of it that are kept
@@ -73,6 +73,7 @@ def raise_generation(
 
     Once for each loss, by whoever comes first.
     """
+    connection.execute(_first(namespace).with_for_update())
     made = was._replace(number=was.number + 1)
     if _begin(connection, namespace, made, server_id, now_ms, reason[:REASON]):
         mine = jobs.c.namespace == namespace
@@ -109,11 +110,27 @@ def _begin(
     return tuple(mine) == (made.record_id, now_ms, server_id)
 
 
-def was_used(connection: Connection, namespace: str) -> bool:
+def still_counts(connection: Connection, namespace: str, generation: int) -> bool:
     """
-    Whether the queue has been given anything.
+    Whether no later generation has begun, nor will before this transaction has ended.
     """
-    found = select(jobs.c.id).where(jobs.c.namespace == namespace, jobs.c.hydrated > 0).limit(1)
+    connection.execute(_first(namespace).with_for_update(read=True))
+    newest = newest_generation(connection, namespace)
+    return newest is None or newest.number <= generation
+
+
+def _first(namespace: str) -> Select[tuple[int]]:
+    # The row that is always there: who begins another generation locks it, and who relies on one.
+    return select(generations.c.generation).where(
+        generations.c.namespace == namespace, generations.c.generation == 1
+    )
+
+
+def has_rows(connection: Connection, namespace: str) -> bool:
+    """
+    Whether anything was promised.  What the queue has been given of it may not be marked yet.
+    """
+    found = select(jobs.c.id).where(jobs.c.namespace == namespace).limit(1)
     return connection.execute(found).first() is not None
 
 

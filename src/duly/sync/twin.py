@@ -409,6 +409,12 @@ class SyncViews:
         """
         return self._twin.run(self._views().newest())
 
+    def replies_dropped(self) -> int:
+        """
+        How many replies nobody took in time, or before there were too many, ever.
+        """
+        return self._twin.run(self._views().replies_dropped())
+
     def waiting_since(self, topic: str) -> int | None:
         """
         When the ready job of *topic* was due that waits the longest, None if none waits.

@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy import text
 
 from duly.job import JobState
-from duly.record.batches import mark
 from duly.record.database import sync_engine
 from duly.record.dialects import insert_absent
+from duly.record.marks import mark
 from duly.record.outcomes import write_runs
 from duly.record.runs import EndedRun
 from duly.record.stored import find
@@ -29,7 +29,9 @@ class Explained:
         self.dialect, self.plan = connection.dialect, []
         self._connection = connection
 
-    def execute(self, statement, values):
+    def execute(self, statement, values=None):
+        if values is None:  # a question about the generation, which is another matter
+            return self._connection.execute(statement)
         self.plan += self._connection.execute(text(f"EXPLAIN {statement}"), values).scalars()
         return []
 
