@@ -20,7 +20,7 @@ from duly.errors import OutcomeUnknown, RecordUnavailable
 from duly.record.dialects import arguments, lacks_table, parse, tame, worth_repeating
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from sqlalchemy import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -135,7 +135,11 @@ class _Attempt:
 
     async def run(self, work: Callable[[Connection], T]) -> T:
         # All of it at once: each step from the loop into SQLAlchemy costs as much as a statement.
-        return await greenlet_spawn(self._run, work)
+        whole: Awaitable[T] = greenlet_spawn(self._run, work)
+        if self._engine.dialect.name != "sqlite":
+            return await whole
+        # Its thread cannot be stopped: who is cancelled would leave a transaction open that holds up others.
+        return await asyncio.shield(asyncio.ensure_future(whole))
 
     def _run(self, work: Callable[[Connection], T]) -> T:
         with self._engine.sync_engine.connect() as connection:
