@@ -7,6 +7,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -16,12 +17,8 @@ import termios
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyte
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -87,15 +84,21 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self._master, keys.encode())
 
-    def until(self, true: Callable[[str], object], within_s: float = 60) -> str:
+    def until(self, *wanted: str, unwanted: str = "", within_s: float = 60) -> str:
         """
-        The screen, once something about it is true.
+        The screen, once all wanted patterns are on it together and the unwanted one is not.
+
+        What is to be seen is all named here, never looked for in what was found: a look may fall
+        into the middle of a picture being drawn.
         """
         deadline = time.monotonic() + within_s
-        while not true(self.text()):
-            assert time.monotonic() < deadline, f"not within {within_s} s; the screen is\n{self.text()}"
+        while True:
+            seen = self.text()
+            missing = [pattern for pattern in wanted if not re.search(pattern, seen)]
+            if not missing and not (unwanted and re.search(unwanted, seen)):
+                return seen
+            assert time.monotonic() < deadline, f"{missing} not within {within_s} s; the screen is\n{seen}"
             time.sleep(0.02)
-        return self.text()
 
     def wait(self, within_s: float = 60) -> int:
         try:

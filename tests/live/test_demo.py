@@ -21,6 +21,8 @@ from duly.errors import UsageError
 from tests.acceptance.harness import gone, until
 
 SMALL = ("--count", "12", "--within", "3", "--lease", "1", "--no-report")
+# How each of its workers is shown, with a number of its process.
+WORKERS = tuple(rf"worker-{number} +\d+ +\d" for number in (1, 2, 3))
 DUE = {"a": 1_000, "b": 2_000}
 
 
@@ -185,7 +187,7 @@ def test_it_ends_with_a_report_of_the_jobs_that_just_ran(run, here, spark_is_her
 @pytest.mark.timeout(400)
 async def test_ctrl_c_while_spark_is_at_work_leaves_nothing_behind(terminal, here, spark_is_here):
     screen = terminal("demo", *SMALL[:-1], lines=60, TMPDIR=str(here))
-    screen.until(lambda text: "Spark writes down" in text)
+    screen.until("Spark writes down")
     await until(lambda: [*here.glob("duly-demo-*/history/_delta_log")], 200, "Spark is at work")
     screen.type("\x03")
     assert 130 == screen.wait(120)
@@ -220,12 +222,14 @@ def test_its_summary_for_programs_has_these_fields(run, here):
 
 def test_on_a_terminal_one_sees_the_kill_and_the_way_back(terminal, here):
     screen = terminal("demo", *SMALL, lines=60, TMPDIR=str(here))
-    seen = screen.until(lambda text: re.search(r"worker-\d +\d+ +0 +\d+ +killed", text))
-    assert "killed with SIGKILL while it runs" in seen
-    assert re.search(r"─ duly demo ─", seen)
-    assert re.search(r"\d+/12 jobs +━", seen)
-    assert re.search(r"scheduled \d+ +ready \d+ +running \d+ +succeeded \d+ +dead 0", seen)
-    assert re.search(r"lateness +p50 [\d.]+ ms", seen)
+    screen.until(
+        r"─ duly demo ─",
+        r"\d+/12 jobs +━",
+        r"scheduled \d+ +ready \d+ +running \d+ +succeeded \d+ +dead 0",
+        r"lateness +p50 [\d.]+ ms",
+        r"worker-\d +\d+ +0 +\d+ +killed",
+        r"killed with SIGKILL while it runs",
+    )
     assert 0 == screen.wait()
     end = screen.text()
     assert re.search(r"12/12 jobs", end)
@@ -236,7 +240,7 @@ def test_on_a_terminal_one_sees_the_kill_and_the_way_back(terminal, here):
 @pytest.mark.parametrize("when", ["3 workers are up", "killed with SIGKILL"])
 async def test_ctrl_c_leaves_nothing_behind(terminal, here, when):
     screen = terminal("demo", *SMALL, lines=60, TMPDIR=str(here))
-    seen = screen.until(lambda text: when in text)
+    seen = screen.until(*WORKERS, when)
     pids = [int(pid) for pid in re.findall(r"worker-\d +(\d+)", seen)]
     [keeper] = [int(path.read_text()) for path in here.glob("duly-demo-*/data/keeper.lock")]
     [server] = [int(path.read_text()) for path in here.glob("duly-demo-*/data/server.lock")]
@@ -252,7 +256,7 @@ async def test_ctrl_c_leaves_nothing_behind(terminal, here, when):
 
 async def test_a_killed_demonstration_takes_its_processes_with_it(terminal, here):
     screen = terminal("demo", *SMALL, lines=60, TMPDIR=str(here))
-    seen = screen.until(lambda text: "12 jobs are submitted" in text)
+    seen = screen.until(*WORKERS, "12 jobs are submitted")
     pids = [int(pid) for pid in re.findall(r"worker-\d +(\d+)", seen)]
     [server] = [int(path.read_text()) for path in here.glob("duly-demo-*/data/server.lock")]
     screen.process.kill()
