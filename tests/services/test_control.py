@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -20,59 +19,61 @@ from tests.services.conftest import becomes, tally, working
 from tests.services.test_limits import gone
 
 
-async def test_cancelling_stops_an_async_handler_within_milliseconds(app):
+@pytest.fixture
+def patient(make_app):
+    """
+    An app whose heart beats every few minutes: nothing that happens sooner was found by it.
+    """
+    return make_app(lease=900)
+
+
+async def test_cancelling_stops_an_async_handler_at_once(patient):
     started, stopped = asyncio.Event(), []
 
-    @app.handler("long")
+    @patient.handler("long")
     async def long() -> None:
         started.set()
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
-            stopped.append(time.monotonic())
+            stopped.append(True)
             raise
 
-    async with working(app):
-        job = await app.enqueue(long.job())
+    async with working(patient):
+        job = await patient.enqueue(long.job())
         await asyncio.wait_for(started.wait(), 10)
-        asked = time.monotonic()
         assert JobState.cancelled is await job.cancel()
-        await eventually(lambda: bool(stopped))
-        assert stopped[0] - asked < 0.25
+        await eventually(lambda: bool(stopped), 30)
         with pytest.raises(JobCancelled):
             await job.result(timeout=10)
     assert ("cancelled", 0, 0) == await tally(job)
 
 
-async def test_cancelling_tells_a_thread_and_what_it_returns_does_not_count(app):
+async def test_cancelling_tells_a_thread_and_what_it_returns_does_not_count(patient):
     started, told = threading.Event(), []
 
-    @app.handler("long")
+    @patient.handler("long")
     def long() -> str:
         started.set()
-        told.append(current_job().cancelled_event.wait(10))
+        told.append(current_job().cancelled_event.wait(30))
         return "too late"
 
-    async with working(app):
-        job = await app.enqueue(long.job())
+    async with working(patient):
+        job = await patient.enqueue(long.job())
         await eventually(started.is_set)
-        asked = time.monotonic()
         await job.cancel()
-        await eventually(lambda: [True] == told)
-        assert time.monotonic() - asked < 0.25
+        await eventually(lambda: [True] == told, 30)
     assert ("cancelled", b'{"type":"cancelled"}') == ((await job.get()).state.name, (await job.get()).outcome)
 
 
-async def test_cancelling_kills_a_process(app, tmp_path):
-    app.handlers.add(processes.linger)
+async def test_cancelling_kills_a_process(patient, tmp_path):
+    patient.handlers.add(processes.linger)
     path = tmp_path / "pid"
-    async with working(app):
-        job = await app.enqueue(processes.linger.job(str(path)))
+    async with working(patient):
+        job = await patient.enqueue(processes.linger.job(str(path)))
         await eventually(lambda: path.exists() and path.read_text() != "", 30)
-        asked = time.monotonic()
         await job.cancel()
-        await eventually(lambda: gone(path.read_text()))
-        assert time.monotonic() - asked < 0.5
+        await eventually(lambda: gone(path.read_text()), 30)
     assert "cancelled" == (await job.get()).state.name
 
 
