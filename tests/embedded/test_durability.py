@@ -61,3 +61,9 @@ def test_another_word_is_refused(embedded):
 def test_nothing_is_evicted_kept_in_memory_only_or_open_to_the_network(data, embedded, name, value):
     embedded().start()
     assert value == ask(Layout(data).socket, "CONFIG", "GET", name).split()[-1]
+
+
+def test_a_busy_queue_does_not_fork_every_second(data, embedded):
+    embedded().start()
+    told = ask(Layout(data).socket, "CONFIG", "GET", "auto-aof-rewrite-min-size")
+    assert 256 * 1024**2 == int(told.split()[-1])
