@@ -149,41 +149,58 @@ def unpack(shard: int, entry: bytes, fields: list[bytes]) -> tuple[Offset, list[
     return whole.offset, events_of(shard, whole)
 
 
+class Row(NamedTuple):
+    """
+    One thing that happened, as the entry holds it: with all that the record of the job said afterwards.
+    """
+
+    verb: Verb
+    key: JobKey
+    head: Head
+    due_ms: int
+    reason: str
+
+
+def rows_of(entry: Packed) -> Iterator[Row]:
+    """
+    The rows of a packed entry.
+    """
+    rows = zip(
+        [verb for verb, size in entry.counts for _ in range(size)],
+        entry.values[b"members"].decode().split("\n"),
+        _heads(entry.values[b"heads"]),
+        entry.values[b"reasons"].decode().split("\n"),
+        strict=True,
+    )
+    for verb, member, (head, due_ms), reason in rows:
+        yield Row(verb, JobKey.of(member), head, due_ms, reason)
+
+
 def events_of(shard: int, entry: Packed) -> list[Event]:
     """
     The events of a packed entry.
     """
-    (epoch, counter, _), at_ms, counts, worker, values = entry
-    rows = zip(
-        [verb for verb, size in counts for _ in range(size)],
-        values[b"members"].decode().split("\n"),
-        _heads(values[b"heads"]),
-        values[b"reasons"].decode().split("\n"),
-        strict=True,
-    )
-    events = []
-    for row, (verb, member, (head, due_ms), reason) in enumerate(rows):
-        key = JobKey.of(member)
-        events.append(
-            Event(
-                shard,
-                epoch,
-                counter,
-                row,
-                at_ms,
-                verb,
-                key.topic,
-                key.id,
-                head.revision,
-                head.state,
-                head.lane.name,
-                head.attempts + 1 if verb in _OPEN_RUN else head.attempts,
-                head.crashes,
-                due_ms,
-                None if head.lateness_ms == UNKNOWN else head.lateness_ms,
-                at_ms - head.started_ms if verb in _END_OF_RUN else None,
-                worker if verb is Verb.claimed else "",
-                reason,
-            )
+    (epoch, counter, _), at_ms, _, worker, _ = entry
+    return [
+        Event(
+            shard,
+            epoch,
+            counter,
+            number,
+            at_ms,
+            verb,
+            key.topic,
+            key.id,
+            head.revision,
+            head.state,
+            head.lane.name,
+            head.attempts + 1 if verb in _OPEN_RUN else head.attempts,
+            head.crashes,
+            due_ms,
+            None if head.lateness_ms == UNKNOWN else head.lateness_ms,
+            at_ms - head.started_ms if verb in _END_OF_RUN else None,
+            worker if verb is Verb.claimed else "",
+            reason,
         )
-    return events
+        for number, (verb, key, head, due_ms, reason) in enumerate(rows_of(entry))
+    ]

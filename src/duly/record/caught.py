@@ -6,62 +6,68 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from duly.events import Verb
-from duly.job import JobKey, JobState
+from duly.job import JobState
 from duly.record.runs import EndedRun
 from duly.records import NOBODY, UNKNOWN, read
 
 if TYPE_CHECKING:
-    from duly.events import Event
+    from duly.events import Row
+    from duly.records import Head
 
 _ACK, _BURY, _RECOVER = 1, 3, 5  # how a stored record says what ended its last run
 
 
-def counted_run(event: Event) -> EndedRun:
+def counted_run(row: Row, at_ms: int) -> EndedRun:
     """
-    A run that did not end its job: only what it counted is told.
+    A run that did not end its job.
     """
-    attempts = event.attempt if event.verb is Verb.retried else event.attempt - 1
-    key = JobKey(event.topic, event.id)
+    head, crashed = row.head, row.verb is Verb.recovered
     return EndedRun(
-        key,
-        event.revision,
-        0,
-        event.verb.value,
+        row.key,
+        head.revision,
+        # Its worker tells of a run that failed, with the error; of one that crashed nobody else can.
+        head.token if crashed else 0,
+        row.verb.value,
         JobState.scheduled,
-        event.attempt,
-        attempts,
-        event.crashes,
-        "",
-        0,
-        event.at_ms,
-        event.lateness_ms,
+        head.attempts + crashed,
+        head.attempts,
+        head.crashes,
+        _worker(head),
+        head.started_ms,
+        at_ms,
+        None,
         b"",
     )
 
 
-def ended_run(event: Event, about: list[bytes]) -> EndedRun:
+def ended_run(row: Row, about: list[bytes]) -> EndedRun:
     """
-    A run that ended its job: as Redis still knows it, *about* it what `get` says, else as the event does.
+    A run that ended its job; *about* it what `get` says, for the outcome, if Redis still knows it.
     """
-    run = replace(counted_run(event), state=event.state, attempts=event.attempt)
-    if not about:
-        return run
-    head = read(about[0]).head
-    if head.revision != event.revision or not head.state.ended:
-        return run
+    head, outcome = row.head, b""
     # A job that was cancelled while it waited has no run that ended with it, only earlier ones.
     ran = head.verb in (_ACK, _BURY, _RECOVER) or (head.verb == 0 and head.worker != NOBODY)
-    return replace(
-        run,
-        token=head.token if ran else 0,
-        word="recovered" if head.verb == _RECOVER else event.verb.value,
-        attempt=head.attempts if head.verb in (_ACK, _BURY) else head.attempts + 1,
-        worker="" if head.worker == NOBODY else head.worker.hex(),
-        started_ms=head.started_ms,
-        ended_ms=head.ended_ms,
-        lateness_ms=None if head.lateness_ms == UNKNOWN else head.lateness_ms,
-        outcome=about[2],
+    told = head.verb in (_ACK, _BURY) and head.lateness_ms != UNKNOWN
+    if about:
+        now = read(about[0]).head
+        outcome = about[2] if now.revision == head.revision and now.state.ended else b""
+    return EndedRun(
+        row.key,
+        head.revision,
+        head.token if ran else 0,
+        "recovered" if head.verb == _RECOVER else row.verb.value,
+        head.state,
+        head.attempts if head.verb in (_ACK, _BURY) else head.attempts + 1,
+        head.attempts,
+        head.crashes,
+        _worker(head),
+        head.started_ms,
+        head.ended_ms,
+        head.lateness_ms if told else None,
+        outcome,
     )
+
+
+def _worker(head: Head) -> str:
+    return "" if head.worker == NOBODY else head.worker.hex()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqlalchemy.exc import SQLAlchemyError
 
 from duly.errors import RecordUnavailable
-from duly.events import Verb, events_of
+from duly.events import Verb, rows_of
 from duly.feed import EventsLost, Feed
 from duly.job import JobKey
 from duly.record.caught import counted_run, ended_run
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from duly.events import Event, Offset, Packed
+    from duly.events import Offset, Packed, Row
     from duly.record.database import Database
     from duly.record.runs import EndedRun
     from duly.store import Store
@@ -206,23 +206,20 @@ class Net:
         return []
 
     async def _catch(self, shard: int, entries: Sequence[Packed], ask: Ask) -> Caught:
-        counts: dict[JobKey, Event] = {}
         ended: dict[JobKey, Packed] = {}
+        runs: list[EndedRun] = []
         for entry in entries:
             ended |= dict.fromkeys(_ended_in(entry), entry)
             if any(verb in _COUNTED for verb, _ in entry.counts):
-                for event in events_of(shard, entry):
-                    if event.verb in _COUNTED:
-                        counts[JobKey(event.topic, event.id)] = event
+                runs += [counted_run(row, entry.at_ms) for row in rows_of(entry) if row.verb in _COUNTED]
         # Nearly all of them were written by their workers: only what was not is taken apart.
         still_open = await ask(lambda connection: self._open(connection, ended))
         ends = [
-            event
+            row
             for entry in {ended[key].offset: ended[key] for key in still_open}.values()
-            for event in events_of(shard, entry)
-            if event.verb in _ENDINGS and event.revision == still_open.get(JobKey(event.topic, event.id))
+            for row in rows_of(entry)
+            if row.verb in _ENDINGS and row.head.revision == still_open.get(row.key)
         ]
-        runs = [counted_run(event) for event in counts.values()]
         runs += await self._ended(shard, ends)
         return Caught(runs, Place(entries[-1].offset, entries[-1].at_ms))
 
@@ -233,18 +230,17 @@ class Net:
         found = pick(connection, ("topic", "id", "revision"), self._store.namespace, keys, still_open=True)
         return {JobKey(topic, id_): revision for topic, id_, revision in found}
 
-    async def _ended(self, shard: int, events: Sequence[Event]) -> list[EndedRun]:
+    async def _ended(self, shard: int, rows: Sequence[Row]) -> list[EndedRun]:
         """
         What became of jobs, as Redis still knows it; prune spares them until it is written.
         """
         runs = []
         keys = self._store.keys[shard].fixed
         fixed = [keys[name] for name in ("jobs", "bodies", "outcomes", "progress", "due", "leases")]
-        for at in range(0, len(events), PER_READ):
-            part = events[at : at + PER_READ]
-            members = [f"{event.topic}/{event.id}" for event in part]
-            answers = await self._store.link.run("get", fixed, members)
-            runs += [ended_run(event, about) for event, about in zip(part, answers, strict=True)]
+        for at in range(0, len(rows), PER_READ):
+            part = rows[at : at + PER_READ]
+            answers = await self._store.link.run("get", fixed, [row.key.member for row in part])
+            runs += [ended_run(row, about) for row, about in zip(part, answers, strict=True)]
         return runs
 
     # -- the record ---------------------------------------------------------------------------------------

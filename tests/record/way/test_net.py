@@ -106,16 +106,27 @@ async def test_only_the_run_that_a_cancellation_ended_is_told_as_cancelled(net, 
     ]
 
 
-async def test_crashes_and_attempts_of_open_jobs_are_counted_in_the_row(net, database, store, bring, clock):
+async def test_runs_of_open_jobs_are_counted_and_crashed_ones_told(net, database, store, bring, clock):
     await bring("a")
     [lease] = await claim(store)
-    await store.retry(lease, 0, b"{}", "Boom")
-    await claim(store)
-    clock.advance(s=60)
-    await store.recover(0)
+    await store.retry(lease, 0, b"{}", "Boom", lateness_ms=3)
+    crashed = []
+    for _ in range(2):
+        crashed += [(lease.token, clock()) for lease in await claim(store)]
+        clock.advance(s=60)
+        await store.recover(0)
+        await store.promote(0, ["mail"])
+        clock.advance(s=60)
+        await store.promote(0, ["mail"])
     await net.run_once()
     row = (await rows_of(database))["a"]
-    assert (JobState.scheduled, 1, 1) == (row.state, row.attempts, row.crashes)
+    assert (JobState.scheduled, 1, 2) == (row.state, row.attempts, row.crashes)
+    # The worker that failed tells of its run itself; those that crashed cannot.
+    runs = sorted(await runs_of(database), key=lambda run: run.token)
+    assert [(token, "recovered", 2, start, start + 60_000, None) for token, start in crashed] == [
+        (run.token, run.word, run.attempt, run.started_ms, run.ended_ms, run.lateness_ms) for run in runs
+    ]
+    assert [True, True] == [len(run.worker) == 16 for run in runs]
 
 
 async def test_what_a_worker_wrote_or_a_later_revision_says_stays(net, database, store, bring, namespace):
