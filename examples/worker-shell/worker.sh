@@ -17,7 +17,7 @@ post() { # PATH, and the body on standard input
 leave() { # What runs is stopped, and its job given back: refused, and rightly, if its end was told just before.
     kill $poll $job $heart 2>/dev/null
     # An answer that came at the last moment holds a job, too; without one, whoever asks next must not meet this poll.
-    [ -z "$poll" ] || { wait $poll; read -r token rest 2>/dev/null <"$dir/claimed"; }
+    [ -z "$poll" ] || { wait $poll; read -r token rest <"$dir/claimed"; } 2>/dev/null
     [ -z "$token" ] || : | post "/v1/leases/$token/release" 2>/dev/null
     rm -rf "$dir"
 }
