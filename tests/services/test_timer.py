@@ -155,6 +155,25 @@ async def test_a_stand_by_looks_a_little_after_the_due_time(live, rank):
     assert STAND_BY_S * rank - 0.005 <= late < STAND_BY_S * rank + SOON_S
 
 
+async def test_who_leads_knows_of_who_only_follows_and_keeps_nothing_for_itself(live):
+    asked: list[int] = []
+
+    def claim() -> bool:
+        asked.append(1)
+        return True
+
+    mine, outlook = timer(live, "a", role="leader", claim=claim)
+    await timer(live, "f", role="follower")[0].promote()
+    await mine.promote()
+    assert (0, 1) == (outlook.rank, outlook.peers)
+    outlook.note_due((await enqueue(live, "a", delay_ms=1)).due_ms)
+    # This worker is full, and that one has nothing to do: it is woken now, not when this one had its chance.
+    while not await mine.run_once():
+        pass
+    assert [] == asked
+    assert {JobState.ready: 1} == await _counts(live)
+
+
 async def test_whoever_has_no_place_still_scans(live):
     for name in "abc":
         await timer(live, name)[0].promote()

@@ -49,7 +49,7 @@ class Look(NamedTuple):
     next_due_ms: int | None
     next_lease_ms: int | None
     rank: int  #: of the asking timer: 0 leads, 1 and 2 stand by, 3 only scans
-    peers: int  #: other timers that hold a slot: other processes that work
+    peers: int  #: other timers that hold a slot, a follower among them: other processes that work
     unnamed: tuple[str, ...]  #: topics with due jobs whose streams the call did not name
     micros: int = 0  #: beyond now_ms
 
