@@ -132,6 +132,7 @@ class _Attempt:
         self._engine = engine
         self.connected = False
         self.committing = False
+        self._given_up = False
 
     async def run(self, work: Callable[[Connection], T]) -> T:
         # All of it at once: each step from the loop into SQLAlchemy costs as much as a statement.
@@ -139,13 +140,21 @@ class _Attempt:
         if self._engine.dialect.name != "sqlite":
             return await whole
         # Its thread cannot be stopped: who is cancelled would leave a transaction open that holds up others.
-        return await asyncio.shield(asyncio.ensure_future(whole))
+        try:
+            return await asyncio.shield(asyncio.ensure_future(whole))
+        except asyncio.CancelledError:
+            self._given_up = True
+            raise
 
     def _run(self, work: Callable[[Connection], T]) -> T:
         with self._engine.sync_engine.connect() as connection:
             self.connected = True
             with connection.begin() as transaction:
                 answer = work(connection)
+                if self._given_up:
+                    # Nobody waits for it any more, and whoever did was told that nothing was changed.
+                    transaction.rollback()
+                    return answer
                 self.committing = not connection.get_execution_options().get("duly_reads")
                 transaction.commit()
         return answer
