@@ -11,17 +11,10 @@ from sqlalchemy import insert
 
 from duly.errors import RecordUnavailable
 from duly.record import database as module
-from duly.record.database import Database, sync_engine
+from duly.record.database import sync_engine
 from duly.record.tables import jobs
 from tests.eventually import eventually
 from tests.record.way.kit import commit, promised, rows_of
-
-
-@pytest.fixture
-async def database(migrated_url):
-    database = Database(migrated_url)
-    yield database
-    await database.aclose()
 
 
 @pytest.fixture

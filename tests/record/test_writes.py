@@ -7,13 +7,16 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from sqlalchemy import delete
 
 from duly.errors import Conflict, JobExists, JobNotFound
 from duly.ids import new_request
 from duly.job import JobKey, JobState, Lane, Order
 from duly.record.clock import Moment
+from duly.record.database import sync_engine
 from duly.record.rows import AT_ONCE_MS, JobRow, order_of, row_of
 from duly.record.stored import find
+from duly.record.tables import jobs
 from duly.record.writes import Seen, Wanted, accept, cancel, requeue, reschedule
 
 NOW = Moment(1_000, 1_001)
@@ -253,3 +256,24 @@ async def test_revisions_of_a_job_grow_also_within_a_microsecond(rows, monkeypat
     moved = [await rows.reschedule(Order(A, b"", due_ms=due_ms)) for due_ms in (2_000, 3_000)]
     [ended] = await rows.cancel(A)
     assert [7, 8, 9, 10] == [written.row.revision for written in (made, *moved, ended)]
+
+
+@pytest.mark.parametrize(
+    "migrated_url", ["postgresql"], indirect=True
+)  # others keep what an insert met locked
+async def test_a_row_that_retention_takes_away_meanwhile_is_new(rows, migrated_url, monkeypatch):
+    await rows.accept(wanted(A), wanted(B))
+    engine = sync_engine(migrated_url)
+
+    def taken_away(connection, *words, **options):
+        with engine.begin() as other:
+            other.execute(delete(jobs).where(jobs.c.id == "a"))
+        monkeypatch.undo()
+        return find(connection, *words, **options)
+
+    monkeypatch.setattr("duly.record.writes.find", taken_away)
+    answers = await rows.accept(wanted(A, b"2"), wanted(B, b"2"), now=LATER)
+    engine.dispose()
+    assert ["created", "kept"] == [each.answer.word for each in answers]
+    assert b"2" == (await rows.get(A)).payload
+    assert answers[0].row == await rows.get(A)

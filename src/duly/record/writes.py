@@ -84,6 +84,10 @@ def accept(connection: Connection, namespace: str, wanted: Sequence[Wanted], now
     if made == len(fresh):
         return [_made(row, now) for row in fresh]
     standing = find(connection, namespace, [row.key for row in fresh], lock=True)
+    while gone := [row for row in in_order if row.key not in standing]:
+        # They were there a moment ago, ended, and their time to be kept is over: these are new.
+        insert_absent(connection, jobs, [row._asdict() for row in gone])
+        standing |= find(connection, namespace, [row.key for row in gone], lock=True)
     return _settle(connection, wanted, fresh, standing, now)
 
 
