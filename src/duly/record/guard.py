@@ -210,11 +210,11 @@ class Guard:
         forgotten = 0
         for question in (changed_since, ended_since):
             ask = partial(question, namespace=self._store.namespace, since_ms=since_ms)
-            page, after = await self._database.read(ask)
-            forgotten += await self._recheck_rows(page)
-            while after is not None:
+            after, more = None, True
+            while more:
                 page, after = await self._database.read(partial(ask, after=after))
                 forgotten += await self._recheck_rows(page)
+                more = after is not None
         return forgotten
 
     async def _recheck_rows(self, rows: list[Changed]) -> int:
@@ -226,8 +226,8 @@ class Guard:
             if row.ended and _difference(row, job) is Difference.finished
         ]
         forgotten = sum(await self._store.forget(ended))
-        open_ = [(row.key, row.revision) for row in rows if not row.ended]
-        await self._database.write(partial(relay_once_more, namespace=namespace, rows=open_))
+        if open_ := [(row.key, row.revision) for row in rows if not row.ended]:
+            await self._database.write(partial(relay_once_more, namespace=namespace, rows=open_))
         return forgotten
 
 

@@ -127,6 +127,7 @@ class Outcomes:
         self._waiting: deque[Item] = deque()
         self._bytes = 0
         self._known = 0  #: the last generation that was found sound
+        self._ahead = True  #: of the net, as far as is known
         self._sender: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
@@ -168,6 +169,7 @@ class Outcomes:
                 await self._send(self._next_batch())
                 if was_full and not self.full:
                     self.room()
+            self._ahead = True
         finally:
             self._sender = None
 
@@ -203,9 +205,12 @@ class Outcomes:
 
     async def _write(self, batch: list[Item]) -> None:
         try:
-            await self._commit(batch, new=True)
+            await self._commit(batch, new=self._ahead)
         except IntegrityError:
-            # A commit whose answer was lost, or the net, came before.
+            if not self._ahead:
+                raise
+            # A commit whose answer was lost, or the net, came before; then it does so for all that wait.
+            self._ahead = False
             await self._commit(batch, new=False)
         crash_point("outcome.committed")
 

@@ -46,7 +46,6 @@ class Claims:
         *block_s* is how long to wait where there is nothing, None for not at all.
         """
         self.stopping = False
-        self.under_way = False
         self._store = store
         self._running = running
         self._outlooks = outlooks
@@ -96,7 +95,7 @@ class Claims:
         loop = asyncio.get_running_loop()
         running = self._running
         started = 0
-        self.under_way, self._asking = True, shard
+        self._asking = shard
         try:
             asked, sent_s = self._ask(shard, wants, limit)
             for more in range(CLAIMS_AHEAD, -1, -1):
@@ -115,7 +114,7 @@ class Claims:
                 if not again:
                     break
         finally:
-            self.under_way, self._asking = False, None
+            self._asking = None
             running.tell()
         return started, claimed.look.unnamed
 
@@ -133,6 +132,13 @@ class Claims:
             role=self._role,
         )
         return asyncio.get_running_loop().create_task(claim), time.monotonic()
+
+    @property
+    def under_way(self) -> bool:
+        """
+        Whether a claim was sent whose answer is not there yet.
+        """
+        return self._asking is not None
 
     def now(self, shard: int) -> bool:
         """
