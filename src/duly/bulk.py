@@ -8,11 +8,11 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from duly.errors import DulyError
+from duly.errors import DulyError, OutcomeUnknown, ServerUnsuitable, StoreUnavailable
 from duly.group import MAX_BYTES, MAX_JOBS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from duly.job import JobKey, Order
 
@@ -105,3 +105,35 @@ class Bulk(Generic[Ticket, Answer]):
         self._under_way.popleft()
         for position, answer in zip(positions, answers, strict=True):
             self.answers[position] = answer
+
+
+async def in_bulk(
+    send: Callable[[int, list[tuple[Order, Ticket]]], Awaitable[list[Answer | DulyError]]],
+    shards: int,
+    items: Iterable[tuple[int, Order, Ticket]],
+) -> list[Answer | DulyError]:
+    """
+    Send all of *items*, each with its shard and its ticket; one answer for each, in their order.
+    """
+    bulk = Bulk(send, shards)
+    try:
+        for shard, order, ticket in items:
+            await bulk.add(shard, order, ticket)
+        return await bulk.finish()
+    except BaseException:
+        bulk.cancel()
+        raise
+
+
+def unless_all_failed(answers: list[Answer | DulyError]) -> list[Answer | DulyError]:
+    """
+    The answers of a bulk.
+
+    Raises:
+        StoreUnavailable, OutcomeUnknown, ServerUnsuitable: That is what became of every single one.
+    """
+    whole = (StoreUnavailable, OutcomeUnknown, ServerUnsuitable)
+    failed = [each for each in answers if isinstance(each, whole)]
+    if failed and len(failed) == len(answers):
+        raise failed[0]
+    return answers

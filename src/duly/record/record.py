@@ -9,7 +9,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from duly.bulk import Bulk
+from duly.bulk import in_bulk, unless_all_failed
 from duly.errors import DulyError, OutcomeUnknown, StoreUnavailable
 from duly.group import chunks
 from duly.ids import new_request
@@ -164,18 +164,9 @@ class Record:
         """
         if session is not None:
             return await self._enqueue_within(session, orders)
-        bulk = Bulk(self._send, 1)
-        try:
-            for order in orders:
-                await bulk.add(0, order, new_request())
-            answers = await bulk.finish()
-        except BaseException:
-            bulk.cancel()
-            raise
-        failed = [each for each in answers if isinstance(each, StoreUnavailable | OutcomeUnknown)]
-        if failed and len(failed) == len(answers):
-            raise failed[0]
-        return answers
+        return unless_all_failed(
+            await in_bulk(self._send, 1, ((0, order, new_request()) for order in orders))
+        )
 
     async def promise(self, batch: Sequence[tuple[Order, bytes]]) -> list[Placed | DulyError]:
         """

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from duly.bulk import Bulk
-from duly.errors import DulyError, OutcomeUnknown, ServerUnsuitable, StoreUnavailable, UsageError
+from duly.bulk import in_bulk, unless_all_failed
+from duly.errors import DulyError, OutcomeUnknown, ServerUnsuitable, UsageError
 from duly.job import JobKey, JobState, Order, Placed
 from duly.remote.answers import (
     AcceptedAnswer,
@@ -81,19 +81,7 @@ class RemoteStore:
         Raises:
             StoreUnavailable, OutcomeUnknown, ServerUnsuitable: What became of every single one.
         """
-        bulk = Bulk(self._send, 1)
-        try:
-            for order in orders:
-                await bulk.add(0, order, b"")
-            answers = await bulk.finish()
-        except BaseException:
-            bulk.cancel()
-            raise
-        whole = (StoreUnavailable, OutcomeUnknown, ServerUnsuitable)
-        failed = [each for each in answers if isinstance(each, whole)]
-        if failed and len(failed) == len(answers):
-            raise failed[0]
-        return answers
+        return unless_all_failed(await in_bulk(self._send, 1, ((0, order, b"") for order in orders)))
 
     async def _send(self, _: int, batch: list[tuple[Order, bytes]]) -> list[Placed | DulyError]:
         """

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sqlalchemy import make_url
 
-from duly.bulk import Bulk
+from duly.bulk import in_bulk
 from duly.errors import DulyError, JobExists, OutcomeUnknown, StoreUnavailable
 from duly.job import JobKey, JobState, Lane, Order
 from duly.record.assembly import WholeRecord
@@ -120,14 +120,7 @@ class Recorder:
                 await self._pace(len(batch))
             return await self._record.promise(batch)
 
-        bulk = Bulk(send, 1)
-        try:
-            for order, request in wanted:
-                await bulk.add(0, order, request)
-            return await bulk.finish()
-        except BaseException:
-            bulk.cancel()
-            raise
+        return await in_bulk(send, 1, ((0, *each) for each in wanted))
 
 
 class RecordPlanner:

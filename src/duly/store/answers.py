@@ -12,9 +12,7 @@ from duly.errors import (
     JobExists,
     JobNotFound,
     LeaseLost,
-    OutcomeUnknown,
     QueueFull,
-    StoreUnavailable,
 )
 from duly.job import JobKey, JobState, Lease, Placed
 from duly.store.values import Hydrated
@@ -102,19 +100,6 @@ def moved_of(key: JobKey, answer: bytes, word: Literal["rescheduled", "requeued"
         case "accepted":
             return Placed(key, "accepted", 0, int(float(due_ms)), JobState.scheduled)
     return Placed(key, word, int(revision), int(float(due_ms)), JobState(int(state)))
-
-
-def unless_all_failed(answers: list[Answer | DulyError]) -> list[Answer | DulyError]:
-    """
-    Let outcomes pass, unless none of them is more than that the call failed.
-
-    Raises:
-        StoreUnavailable, OutcomeUnknown: What became of every single one.
-    """
-    failed = [each for each in answers if isinstance(each, StoreUnavailable | OutcomeUnknown)]
-    if failed and len(failed) == len(answers):
-        raise failed[0]
-    return answers
 
 
 def unsound(error: DulyError) -> bool:

@@ -7,14 +7,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from duly.bulk import Bulk
+from duly.bulk import in_bulk, unless_all_failed
 from duly.codec import ASKING
 from duly.errors import Conflict, DulyError
 from duly.group import MAX_JOBS
 from duly.ids import new_nonce, new_request
 from duly.job import JobState
 from duly.records import options_of
-from duly.store.answers import hydrated_of, unless_all_failed
+from duly.store.answers import hydrated_of
 from duly.store.calls import Calls
 from duly.store.packing import HAS_OPTIONS, MAX_COUNT, PROMISE, PROMISED_REPLY, SPEC
 
@@ -47,15 +47,9 @@ class Hydrating(Calls):
         Raises:
             StoreUnavailable, OutcomeUnknown: What became of every single one.  The same call again is safe.
         """
-        bulk = Bulk(partial(self._hydrate, generation="" if generation is None else generation), self.shards)
-        try:
-            for promise in promises:
-                await bulk.add(self._shard(promise.order.key), promise.order, promise)
-            answers = await bulk.finish()
-        except BaseException:
-            bulk.cancel()
-            raise
-        return unless_all_failed(answers)
+        send = partial(self._hydrate, generation="" if generation is None else generation)
+        items = ((self._shard(promise.order.key), promise.order, promise) for promise in promises)
+        return unless_all_failed(await in_bulk(send, self.shards, items))
 
     async def _hydrate(
         self, shard: int, batch: list[tuple[Order, Promise]], generation: int | str
@@ -133,14 +127,8 @@ class Hydrating(Calls):
                 )
             return [word.decode() for word in words]
 
-        bulk = Bulk(send, self.shards)
-        try:
-            for order in orders:
-                await bulk.add(self._shard(order.key), order, new_request())
-            answers: list[Any] = await bulk.finish()
-        except BaseException:
-            bulk.cancel()
-            raise
+        items = ((self._shard(order.key), order, new_request()) for order in orders)
+        answers: list[Any] = await in_bulk(send, self.shards, items)
         for answer in answers:
             if isinstance(answer, DulyError):
                 raise answer

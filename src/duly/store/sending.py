@@ -7,14 +7,14 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from duly.bulk import Bulk
+from duly.bulk import in_bulk, unless_all_failed
 from duly.codec import ASKING
 from duly.errors import DulyError
 from duly.group import Group
 from duly.ids import new_nonce, new_request
 from duly.job import JobState, Placed
 from duly.records import options_of
-from duly.store.answers import placed_of, unless_all_failed
+from duly.store.answers import placed_of
 from duly.store.calls import Calls
 from duly.store.packing import ASKS_FOR_REPLY, FROM_NOW, HAS_OPTIONS, ON_CONFLICT, SPEC
 
@@ -54,15 +54,8 @@ class Sending(Calls):
         Raises:
             StoreUnavailable, OutcomeUnknown: What became of every single one, so that it is not overlooked.
         """
-        bulk = Bulk(self._enqueue, self.shards)
-        try:
-            for order in orders:
-                await bulk.add(self._shard(order.key), order, new_request())
-            answers = await bulk.finish()
-        except BaseException:
-            bulk.cancel()
-            raise
-        return unless_all_failed(answers)
+        items = ((self._shard(order.key), order, new_request()) for order in orders)
+        return unless_all_failed(await in_bulk(self._enqueue, self.shards, items))
 
     def _enqueue_group(self, shard: int) -> Group[tuple[Order, bytes], Placed | DulyError]:
         async def send(batch: list[tuple[Order, bytes]]) -> list[Placed | DulyError]:
