@@ -23,6 +23,7 @@ from redis.exceptions import (
 )
 
 from duly.errors import OutcomeUnknown, ServerUnsuitable, StoreUnavailable, UsageError
+from duly.pauses import Pauses
 from duly.scripts import library
 from duly.wire import ReplyError, Wire, WireLost
 
@@ -126,7 +127,7 @@ class Link:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.patience_s
-        pause_s = FIRST_PAUSE_S
+        pauses = Pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         maybe_ran = False
         while True:
             try:
@@ -146,15 +147,14 @@ class Link:
                 if maybe_ran:
                     raise self._unknown(error) from error
                 raise
-            if loop.time() + pause_s > deadline or self._closed:
+            if loop.time() + pauses.next_s > deadline or self._closed:
                 if maybe_ran:
                     raise self._unknown(cause) from cause
                 msg = f"cannot use {self.place}: {cause}; nothing was changed"
                 raise StoreUnavailable(msg) from cause
             if isinstance(cause, _NotSent) and self._ensure:
                 await self._ensure()
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            await asyncio.sleep(pauses.take())
 
     async def _load(self, *, maybe_ran: bool) -> None:
         try:

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from typing import TYPE_CHECKING
 
+from duly.pauses import Pauses
 from duly.record.database import first_line
 from duly.record.dialects import CHANNEL, CONNECT_S
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from duly.record.database import Database
 
 log = logging.getLogger("duly.relay")
-
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 
 
 class Notices:
@@ -38,14 +36,14 @@ class Notices:
         """
         import psycopg  # noqa: PLC0415  # only where the record is kept by PostgreSQL
 
-        pause_s = FIRST_PAUSE_S
+        pauses = Pauses(0.5, 30.0)
         while True:
             try:
                 async with await psycopg.AsyncConnection.connect(
                     self._url, autocommit=True, connect_timeout=CONNECT_S, application_name="duly"
                 ) as connection:
                     await connection.execute(f"LISTEN {CHANNEL}")
-                    pause_s = FIRST_PAUSE_S
+                    pauses.reset()
                     # What was committed before it listened.
                     self._heard()
                     async for notice in connection.notifies():
@@ -53,5 +51,4 @@ class Notices:
                             self._heard()
             except (psycopg.Error, OSError) as error:
                 log.info("not listening to the record for a while: %s", first_line(error))
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            await asyncio.sleep(pauses.take())

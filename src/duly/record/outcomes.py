@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections import deque
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from duly.errors import DulyError
 from duly.job import JobState
+from duly.pauses import Pauses
 from duly.record.batches import filled, run_batch
 from duly.record.crashpoints import crash_point
 from duly.record.dialects import choose, told_once
@@ -32,7 +32,6 @@ log = logging.getLogger("duly.outcomes")
 
 MOST, MOST_BYTES = 10_000, 32 * 1024 * 1024  #: that wait, before no more is claimed
 AT_ONCE, AT_ONCE_BYTES = 1_000, 4 * 1024 * 1024  #: in one transaction
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 
 #: A run, and the generation of the Redis that it ended in.
 Item = tuple[EndedRun, int]
@@ -187,14 +186,13 @@ class Outcomes:
         """
         Commit a batch, however long the database is away; only then it leaves the queue.
         """
-        pause_s = FIRST_PAUSE_S
+        pauses = Pauses()
         while True:
             try:
                 await self._write(batch)
             except DulyError as error:
                 log.warning("%d outcomes not in the record yet: %s", len(self), error)
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                await asyncio.sleep(pauses.take())
                 continue
             except SQLAlchemyError:
                 await self._write_singly(batch)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from duly.errors import DulyError, RecordUnavailable, StoreUnavailable
 from duly.job import JobState
+from duly.pauses import Pauses
 from duly.record.clock import Clock
 from duly.record.crashpoints import crash_point
 from duly.record.database import ANSWERS_WITHIN_S, first_line
@@ -44,7 +44,6 @@ AWAY_S = 2.0  #: how long nothing is pushed to a Redis that did not answer, unle
 SCAN_S = 1.0  #: how often a relay looks, whatever it was told
 FEWEST, MOST = 20, 500  #: rows in one look
 LOOK_BYTES = 4 * 1024 * 1024  #: what they may weigh together, as far as the last look tells
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 
 
 def promise_of(row: JobRow) -> Promise:
@@ -182,19 +181,18 @@ class Relay:
         stopped = asyncio.get_running_loop().create_task(stop.wait())
         stopped.add_done_callback(lambda _: self.hint())
         listening = asyncio.get_running_loop().create_task(self.listen())
-        pause_s = FIRST_PAUSE_S
+        pauses = Pauses()
         try:
             while not stop.is_set():
                 try:
                     await self.run_once()
                 except DulyError as error:
-                    log.warning("relay: %s; trying again in %.1f s", error, pause_s)
+                    log.warning("relay: %s; trying again in %.1f s", error, pauses.next_s)
                     with suppress(TimeoutError):
-                        async with asyncio.timeout(pause_s * random.uniform(0.5, 1.0)):
+                        async with asyncio.timeout(pauses.take()):
                             await stop.wait()
-                    pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 else:
-                    pause_s = FIRST_PAUSE_S
+                    pauses.reset()
             await self._marks.settle()
         finally:
             stopped.cancel()

@@ -10,6 +10,7 @@ import random
 from typing import TYPE_CHECKING, Protocol
 
 from duly.errors import DulyError
+from duly.pauses import Pauses
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("duly.record")
 
 WATCH_S = 2.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 
 
 class Step(Protocol):
@@ -79,15 +79,14 @@ class Upkeep:
 
 
 async def _keep_on(name: str, step: Step) -> None:
-    pause_s = FIRST_PAUSE_S
+    pauses = Pauses()
     while True:
         try:
             busy = await step.run_once()
         except DulyError as error:
-            log.warning("%s: %s; trying again in %.1f s", name, error, pause_s)
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # jitter, not secrecy
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            log.warning("%s: %s; trying again in %.1f s", name, error, pauses.next_s)
+            await asyncio.sleep(pauses.take())
             continue
-        pause_s = FIRST_PAUSE_S
+        pauses.reset()
         if not busy:
-            await asyncio.sleep(step.every_s * random.uniform(0.9, 1.1))  # as above
+            await asyncio.sleep(step.every_s * random.uniform(0.9, 1.1))  # jitter, not secrecy

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -16,6 +15,7 @@ import msgspec
 
 import duly
 from duly.errors import OutcomeUnknown, ServerUnsuitable, StoreUnavailable, UsageError
+from duly.pauses import Pauses
 from duly.remote.answers import TYPES, Problem
 
 try:
@@ -32,8 +32,6 @@ log = logging.getLogger("duly.remote")
 
 T = TypeVar("T")
 
-FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 1.0
 CONNECT_S = 5.0
 AT_ONCE = 32  #: calls under way, more take turns: with many connections httpx is slower
 WAITING_AT_ONCE = 32  #: beside them: calls that wait for a job to end
@@ -151,7 +149,7 @@ class RemoteLink:
         )
         slots = self._waiting_slots if wait_s else self._slots
         deadline: float | None = None
-        pause_s = FIRST_PAUSE_S
+        pauses = Pauses(longest_s=1.0)
         maybe_ran = False
         while True:
             try:
@@ -170,13 +168,12 @@ class RemoteLink:
             # Counted from the first failure: a call that waits for a job has taken its time before.
             now = loop.time()
             deadline = deadline or now + self.patience_s
-            wait = max(pause_s * random.uniform(0.5, 1.0), failed.after_s)
+            wait = max(pauses.take(), failed.after_s)
             if now + wait > deadline or self._closed or (maybe_ran and not replay):
                 if maybe_ran:
                     raise self._unknown(failed) from failed
                 raise StoreUnavailable(f"cannot use {self.place}: {failed}; nothing was changed") from failed
             await asyncio.sleep(wait)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _unknown(self, cause: Exception) -> OutcomeUnknown:
         return OutcomeUnknown(f"no answer from {self.place} that tells what became of it: {cause}")

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from typing import TYPE_CHECKING, Any
 
 from duly.errors import DulyError
+from duly.pauses import Pauses
 from duly.store import PER_CALL, Finish
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("duly.worker")
 
-FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 2.0
 BATCH_BYTES = 1024 * 1024
 
 
@@ -64,15 +62,14 @@ class Outbox:
             self._sending[shard] = False
 
     async def _send(self, shard: int, batch: list[tuple[Run, Finish]]) -> None:
-        pause_s = FIRST_PAUSE_S
+        pauses = Pauses()
         while True:
             try:
                 words = await self._store.finish("ack", shard, [finish for _, finish in batch])
             except DulyError as error:
                 # Refused, unreachable or unknown: the same call again is safe, and the lease decides.
                 log.warning("%d outcomes not stored yet: %s", len(batch), error, extra={"shard": shard})
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                await asyncio.sleep(pauses.take())
                 continue
             for (run, _), word in zip(batch, words, strict=True):
                 self._settled(run, word)

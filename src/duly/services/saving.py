@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from typing import TYPE_CHECKING
 
 from duly.errors import DulyError, JobNotFound, LeaseLost
 from duly.logs import about
 from duly.outcome import Ack, Buried, RetryLater
+from duly.pauses import Pauses
 
 if TYPE_CHECKING:
     from duly.job import Lease
@@ -23,14 +23,12 @@ log = logging.getLogger("duly.worker")
 
 _VERBS = {Ack: "acked", RetryLater: "retried", Buried: "buried", type(None): "released"}
 
-LONGEST_PAUSE_S = 2.0
-
 
 async def save(store: Store, run: Run, outcome: Outcome | None, worker: str) -> bool:
     """
     Store an outcome, however long the store is away; None releases the job.  False if it does not count.
     """
-    pause_s = 0.05
+    pauses = Pauses()
     while True:
         try:
             await _save_once(store, run, outcome)
@@ -43,8 +41,7 @@ async def save(store: Store, run: Run, outcome: Outcome | None, worker: str) -> 
                 *(run.lease.key, error),
                 extra=about(run.lease, worker),
             )
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            await asyncio.sleep(pauses.take())
             continue
         run.verb = _VERBS[type(outcome)]
         return True

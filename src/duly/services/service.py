@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from duly.errors import DulyError
+from duly.pauses import Pauses
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("duly.services")
 
 CANCEL_S = 0.5
-FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 2.0
 
 
 class Service(Protocol):
@@ -85,18 +83,17 @@ async def run_forever(service: Service, pulse: Pulse, name: str = "") -> None:
     Any other error ends the loop, and with it the process that depends on it.
     """
     name = name or type(service).__name__.lower()
-    pause_s = FIRST_PAUSE_S
+    pauses = Pauses()
     try:
         while True:
             pulse.beat(name)
             try:
                 touched = await service.run_once()
             except DulyError as error:
-                log.warning("%s: %s; trying again in %.1f s", name, error, pause_s)
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                log.warning("%s: %s; trying again in %.1f s", name, error, pauses.next_s)
+                await asyncio.sleep(pauses.take())
                 continue
-            pause_s = FIRST_PAUSE_S
+            pauses.reset()
             # Where there was work there is likely more.
             await asyncio.sleep(0 if touched else service.every_s)
     finally:

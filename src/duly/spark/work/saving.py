@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from typing import TYPE_CHECKING
 
 from duly.errors import DulyError
 from duly.group import MAX_BYTES
+from duly.pauses import Pauses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -21,8 +21,6 @@ log = logging.getLogger("duly.batches")
 
 PER_CALL = 500  #: outcomes in one script call
 IN_FLIGHT = 3
-FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 2.0
 
 
 class Saver:
@@ -54,7 +52,7 @@ class Saver:
         return stored, lost
 
     async def _send(self, verb: Ending, shard: int, chunk: list[Finish]) -> tuple[list[Finish], list[bytes]]:
-        pause_s = FIRST_PAUSE_S
+        pauses = Pauses()
         async with self._room:
             while True:
                 try:
@@ -62,8 +60,7 @@ class Saver:
                 except DulyError as error:
                     # Refused, unreachable or unknown: the same call again is safe, and the leases decide.
                     log.warning("%d outcomes not stored yet: %s", len(chunk), error)
-                    await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-                    pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                    await asyncio.sleep(pauses.take())
                 else:
                     return chunk, words
 
