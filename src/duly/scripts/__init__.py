@@ -17,7 +17,7 @@ from functools import cache
 from importlib.resources import files
 
 #: What scripts share, in the order in which the parts build on each other.
-PARTS = "clock records replies changes endings promotion timers horizon".split()
+PARTS = "clock records replies changes endings arrivals promotion timers horizon".split()
 _HERE = files("duly.scripts")
 NAMES = sorted(file.name.removesuffix(".lua") for file in _HERE.iterdir() if file.name.endswith(".lua"))
 

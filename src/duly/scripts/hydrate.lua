@@ -2,7 +2,7 @@
 -- hydrate: take over jobs from the record, each with the revision that its row has.
 --
 -- moves    (none), or any state at a lower revision -> scheduled or ready; of a cancelled row -> cancelled
--- uses     clock records replies changes endings
+-- uses     clock records replies changes endings arrivals
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters of topics
 --          jobs      hash    member -> record
@@ -48,31 +48,14 @@ local function answer_of(word, job)
   return string.format('%s %d %d', word, job.revision, job.state)
 end
 
--- What was promised lets no limit refuse it: it counts as accepted since its row was committed.
-local function place(job, old, topic, due_ms, number)
+local function bring(job, old, topic, due_ms, number)
   if old then
     job[MARKS] = job[MARKS] + bit.band(old[MARKS], AWAITED)
     displace(old, topic)
+    if old.state == SCHEDULED and due_ms <= now then unscheduled[#unscheduled + 1] = job.member end
   end
-  use_lane(topic, job.lane)
-  if due_ms <= now then
-    job.state, job[ENTRY] = READY, number
-    line_up(job.member, topic, lane_of(job), number)
-    if old and old.state == SCHEDULED then unscheduled[#unscheduled + 1] = job.member end
-  else
-    schedule(job.member, due_ms)
-  end
-  -- A record without a run has no place for any of these.
-  if job.state == READY or job[ATTEMPTS] + job[CRASHES] + job[MARKS] > 0 then job[DUE] = due_ms end
-  if #job.body > INLINE_BYTES then
-    put_bodies[#put_bodies + 1] = job.member
-    put_bodies[#put_bodies + 1] = job.body
-    job.body, job.apart = '', true
-  elseif old and old.apart then
-    dropped_bodies[#dropped_bodies + 1] = job.member
-  end
-  count(topic, job.state, 1)
-  keep('hydrated', job.member, write(job), nil, due_ms)
+  arrive('hydrated', job, topic, due_ms, number, now)
+  if old and old.apart and not job.apart then dropped_bodies[#dropped_bodies + 1] = job.member end
 end
 
 -- The job as it stands then.  A trace is left also where there was none: who still has the open row in hand and
@@ -107,7 +90,7 @@ for at, old in ipairs(fetch(members)) do
     if mark % 8 == CANCELLED then
       job = cancel(job, old, topic, due_ms)
     else
-      place(job, old, topic, due_ms, entry + at - 1)
+      bring(job, old, topic, due_ms, entry + at - 1)
     end
     words[at] = answer_of(old and 'replaced' or 'created', job)
   end

@@ -2,7 +2,7 @@
 -- thaw: take far-future jobs from their table, each unless it is here already or was changed while it waited there.
 --
 -- moves    (none) -> scheduled or ready; one that was cancelled there leaves nothing but its reply
--- uses     clock records replies changes
+-- uses     clock records replies changes arrivals
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters of topics
 --          jobs      hash    member -> record
@@ -55,25 +55,8 @@ local function job_at(at)
   return job, due_ms
 end
 
--- No limit refuses what was promised long ago, and its due time is what was promised, be it past.
-local function place(job, due_ms)
-  local topic = topic_of(job.member)
-  use_lane(topic, job.lane)
-  if due_ms <= now then
-    job.state, job[ENTRY] = READY, job.revision + #members
-    line_up(job.member, topic, lane_of(job), job[ENTRY])
-  else
-    schedule(job.member, due_ms)
-  end
-  -- A record without a run has no place for any of these.
-  if job.state == READY or job[MARKS] > 0 then job[DUE] = due_ms end
-  if #job.body > INLINE_BYTES then
-    put_bodies[#put_bodies + 1] = job.member
-    put_bodies[#put_bodies + 1] = job.body
-    job.body, job.apart = '', true
-  end
-  count(topic, job.state, 1)
-  keep('enqueued', job.member, write(job), 'hydrated', due_ms)
+local function bring(job, due_ms)
+  arrive('enqueued', job, topic_of(job.member), due_ms, job.revision + #members, now, 'hydrated')
 end
 
 -- It leaves no record, as one that never came; but who asked to be told of its end is told.
@@ -92,7 +75,7 @@ for at, job in ipairs(fetch(members)) do
     -- Its row stays in the table, and must not be taken again when its own time comes.
     moved[#moved + 1] = member
     moved[#moved + 1] = 'moved'
-    if not job then place(job_at(at), asked_ms) end
+    if not job then bring(job_at(at), asked_ms) end
     words[at] = job and 'kept' or 'created'
   else
     dealt[#dealt + 1] = member
@@ -104,7 +87,7 @@ for at, job in ipairs(fetch(members)) do
       words[at] = 'kept'
     else
       local fresh, due_ms = job_at(at)
-      place(fresh, asked_ms or due_ms)
+      bring(fresh, asked_ms or due_ms)
       words[at] = 'created'
     end
   end
