@@ -92,6 +92,8 @@ class Link:
         self.url = url
         self.patience_s = patience_s
         self.timeout_s = timeout_s
+        #: awaited before each call, for a server that nobody could look at yet
+        self.before: Callable[[], Awaitable[None]] | None = None
         self._ensure = ensure
         self._idle: list[Wire] = []
         self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
@@ -125,6 +127,8 @@ class Link:
             StoreUnavailable: It was refused or never sent.
             OutcomeUnknown: The reply was lost, also after replays.
         """
+        if self.before is not None:
+            await self.before()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.patience_s
         pauses = Pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)

@@ -28,6 +28,7 @@ from duly.job import JobKey, JobState
 from duly.newjob import Limits, new_job
 from duly.record.database import sync_engine
 from duly.record.tables import jobs
+from duly.views import Views
 from tests.eventually import eventually
 from tests.servers import Server, binary
 
@@ -81,7 +82,7 @@ async def sessions(app):
 
 
 async def rows(app):
-    record = await app.record()
+    record = await app.promises()
     mine = jobs.c.namespace == app.settings.namespace
     return await record.database.read(
         lambda connection: connection.execute(select(jobs).where(mine).order_by(jobs.c.id)).all()
@@ -199,6 +200,46 @@ async def test_redis_going_away_does_not_refuse_a_job(migrated_url, namespace):
         server.stop()
 
 
+async def test_redis_being_away_from_the_beginning_does_not_refuse_a_job(migrated_url, namespace, engine):
+    server = Server(binary("valkey")).start()
+    server.kill()
+    app = Duly(server.url, namespace=namespace, record=migrated_url)
+    try:
+        first = await app.enqueue("mail", 1, id="a", delay=3600)
+        others = await app.enqueue_many([_new(id_).options(delay=3600) for id_ in "bc"])
+        with engine.begin() as connection:
+            await app.enqueue("mail", 1, id="d", delay=3600, session=connection)
+        assert [True] * 3 == [job.created for job in (first, *others)]
+        assert JobState.cancelled is await first.cancel()
+        assert list("abcd") == [row.id for row in await rows(app)]
+        server.start()
+        record = await app.record()
+        await record.bring()
+        found = await Views(record.store).get_many([JobKey("mail", id_) for id_ in "abcd"])
+        assert ["cancelled", *["scheduled"] * 3] == [job.state.name for job in found]
+    finally:
+        await app.aclose()
+        server.stop()
+
+
+@pytest.mark.parametrize("migrated_url", ["sqlite"], indirect=True)  # it is the server that matters
+async def test_a_server_that_comes_back_is_looked_at_before_it_is_used(migrated_url, namespace):
+    server = Server(binary("valkey")).start()
+    async with Duly(server.url, namespace=namespace, shards=2) as other:
+        await other.queue()
+    server.kill()
+    app = Duly(server.url, namespace=namespace, record=migrated_url)
+    try:
+        await app.enqueue("mail", 1, id="a", due_at=LATER)
+        server.start()
+        with pytest.raises(LayoutMismatch, match="has shard count 2"):
+            await app.record()
+        assert ["a"] == [row.id for row in await rows(app)]
+    finally:
+        await app.aclose()
+        server.stop()
+
+
 # -- in the caller's transaction --------------------------------------------------------------------------
 
 
@@ -225,7 +266,7 @@ async def test_a_first_call_in_a_transaction_that_has_written_waits_for_nobody(a
         await app.enqueue("mail", 1, id="a", session=connection)
         assert None is (await app.promises()).generation()
     assert [("a", 0)] == [(row.id, row.generation) for row in await rows(app)]
-    assert 1 == (await app.promises()).generation()
+    assert 1 == (await app.record()).generation()
 
 
 async def test_nobody_is_told_before_the_commit(app, relay, sessions):

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from duly.apikeys import KeyRing
 from duly.app.declaring import Declaring
 from duly.app.opening import new_store, open_record, open_remote, start_server
-from duly.errors import ServerUnsuitable, UsageError
+from duly.errors import ServerUnsuitable, StoreUnavailable, UsageError
 from duly.namespace import inspect, require
 from duly.remote.views import RemoteViews, needs_server
 from duly.remote.waiting import RemoteWaiters
@@ -81,8 +82,8 @@ class Connecting(Declaring):
 
     async def queue(self) -> Store | RemoteStore | WholeRecord:
         """
-        What takes jobs and moves them: the record if there is one, else the connected store, or the HTTP
-        service that the URL names.
+        What takes jobs and moves them: the record if there is one, also while the server is away; else the
+        connected store, or the HTTP service that the URL names.
 
         Raises:
             StoreUnavailable: It cannot be reached or started.
@@ -90,7 +91,7 @@ class Connecting(Declaring):
         """
         backend = await self._backend()
         if self._record is not None:
-            await self._record.agreed()
+            await self._record.agreed_if_there()
         elif isinstance(backend, Store):
             await self._need_no_record(backend)
         return self._record or backend
@@ -198,16 +199,44 @@ class Connecting(Declaring):
             self._server = await start_server(self.settings)
         store = self.make_store()
         try:
-            self.facts = await inspect(store.link)
-            for warning in self.facts.warnings:
-                log.warning("%s", warning)
-            if self.must_exist:
-                await require(store.link, self.settings.namespace)
-            await store.create()
-        except BaseException:
+            await self._inspect(store)
+        except BaseException as error:
+            if isinstance(error, StoreUnavailable) and self._may_wait:
+                log.warning("%s; the record takes jobs meanwhile", error)
+                store.link.before = partial(self._inspect_later, store, asyncio.Lock())
+                return store
             await store.link.aclose()
             raise
         return store
+
+    @property
+    def _may_wait(self) -> bool:
+        """
+        Whether there is something to do without the server, which is somebody else's to start.
+        """
+        return self.settings.record is not None and self._server is None and not self.must_exist
+
+    async def _inspect(self, store: Store) -> None:
+        self.facts = await inspect(store.link)
+        for warning in self.facts.warnings:
+            log.warning("%s", warning)
+        if self.must_exist:
+            await require(store.link, self.settings.namespace)
+        await store.create()
+
+    async def _inspect_later(self, store: Store, first: asyncio.Lock) -> None:
+        """
+        Look at the server before it is used, by connections of their own: all others wait for that.
+        """
+        async with first:
+            if store.link.before is None:
+                return
+            scout = self.make_store()
+            try:
+                await self._inspect(scout)
+            finally:
+                await scout.link.aclose()
+            store.link.before = None
 
     async def _need_no_record(self, store: Store) -> None:
         """

@@ -6,16 +6,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from duly.bulk import in_bulk, unless_all_failed
-from duly.errors import DulyError, OutcomeUnknown, StoreUnavailable
+from duly.errors import DulyError, OutcomeUnknown, RecordUnavailable, StoreUnavailable
 from duly.group import chunks
 from duly.ids import new_request
 from duly.job import JobKey, JobState, Order
 from duly.record import writes
-from duly.record.clock import Clock
+from duly.record.clock import AWAY_S, Clock
 from duly.record.commits import Commits, Kind
 from duly.record.crashpoints import crash_point
 from duly.record.dialects import notify
@@ -87,6 +88,7 @@ class Record:
         self._namespace = store.namespace
         self._loop: asyncio.AbstractEventLoop | None = None
         self._first = asyncio.Lock()
+        self._away_until_s = 0.0
         self._accepting: Kind[Wanted, Written] = Kind(
             self._accept, key=_wanted_key, size=_wanted_size, after=self._push_written
         )
@@ -109,6 +111,9 @@ class Record:
         self._loop = asyncio.get_running_loop()
         await self.database.read(require)
         await self.clock.look()
+        if self.store.link.before is not None:
+            # Nobody could reach it a moment ago.
+            self._away_until_s = time.monotonic() + AWAY_S
         if self.guard is not None:
             self.store.agree, self.store.generation = self.guard.agree, self.guard.known
 
@@ -127,6 +132,31 @@ class Record:
             async with self._first:
                 if self.guard.known() is None:
                     await self.guard.agree()
+
+    async def agreed_if_there(self) -> None:
+        """
+        The same for who has something to promise: a queue that is away is compared when it is back.
+
+        Raises:
+            ServerUnsuitable, RecordUnavailable: As above.
+        """
+        if self._settled():
+            return
+        async with self._first:
+            if self._settled():
+                return
+            try:
+                await cast("Guard", self.guard).agree()
+            except RecordUnavailable:
+                raise
+            except (StoreUnavailable, OutcomeUnknown) as error:
+                # Nobody else waits for what does not answer.
+                self._away_until_s = time.monotonic() + AWAY_S
+                log.warning("what is promised now waits in the record: %s", error)
+
+    def _settled(self) -> bool:
+        compared = self.guard is None or self.guard.known() is not None
+        return compared or time.monotonic() < self._away_until_s
 
     async def aclose(self) -> None:
         """
