@@ -229,11 +229,13 @@ async def test_a_server_that_comes_back_is_looked_at_before_it_is_used(migrated_
         await other.queue()
     server.kill()
     app = Duly(server.url, namespace=namespace, record=migrated_url)
+    app.handler("mail")(lambda: None)
     try:
         await app.enqueue("mail", 1, id="a", due_at=LATER)
         server.start()
-        with pytest.raises(LayoutMismatch, match="has shard count 2"):
-            await app.record()
+        for use in (app.record, app.store, app.work):
+            with pytest.raises(LayoutMismatch, match="has shard count 2"):
+                await use()
         assert ["a"] == [row.id for row in await rows(app)]
     finally:
         await app.aclose()

@@ -78,6 +78,8 @@ class Connecting(Declaring):
         self._need_server()
         backend = await self._backend()
         assert isinstance(backend, Store)  # noqa: S101  # the URL says so
+        if backend.link.before is not None:
+            await backend.link.before()
         return backend
 
     async def queue(self) -> Store | RemoteStore | WholeRecord:

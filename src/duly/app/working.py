@@ -60,7 +60,7 @@ class Working(Connecting):
                 msg = "there are only batch handlers, which Spark runs: use `duly pipeline work`"
             raise UsageError(msg)
         self._need_time("app.work()")
-        self._need_server()
+        await self.store()
         await self.queue()
         self.middleware.look_for_telemetry()
         settings = self.settings
@@ -86,7 +86,7 @@ class Working(Connecting):
             UsageError: There is no secret to sign with, or another setting of callbacks is wrong.
         """
         self._need_time("app.deliver()")
-        self._need_server()
+        await self.store()
         await self.queue()
         self.middleware.look_for_telemetry()
         await self._deliverers(concurrency, stalled).run(stop or asyncio.Event())
