@@ -119,15 +119,16 @@ def test_a_broken_aof_is_named(data, embedded):
 
 
 def test_a_server_that_hangs_is_given_up_within_the_time_asked_for(data, embedded):
-    server = embedded(patience_s=0.3)
-    server.start()
+    patient, impatient = embedded(), embedded(patience_s=2)
+    patient.start()
+    impatient.start()
     kill(server_pid(data), signal.SIGSTOP)
     try:
-        with pytest.raises(StoreUnavailable, match=r"no answer within 0\.3 s"):
-            server.ensure()
+        with pytest.raises(StoreUnavailable, match="no answer within 2 s"):
+            impatient.ensure()
     finally:
         kill(server_pid(data), signal.SIGCONT)
-    server.ensure()
+    patient.ensure()
 
 
 def test_a_server_that_reads_its_aof_is_waited_for(data, embedded):
@@ -157,7 +158,7 @@ def test_no_server_is_started_while_an_earlier_one_is_there(data, embedded):
     with (data / keeper.SERVER_LOCK).open("w") as earlier:
         fcntl.flock(earlier, fcntl.LOCK_EX)
         with pytest.raises(StoreUnavailable, match="waiting for the server of an earlier keeper"):
-            embedded(patience_s=1.5).start()
+            embedded(patience_s=5).start()
         assert 1 == len(living_in(data))
     embedded().start()
     eventually(lambda: 2 == len(living_in(data)))

@@ -20,7 +20,8 @@ from duly.demo.scene import Plan, Played
 from duly.errors import UsageError
 from tests.acceptance.harness import gone, until
 
-SMALL = ("--count", "12", "--within", "3", "--lease", "1", "--no-report")
+# The lease is long enough for workers that live to keep theirs on a busy machine.
+SMALL = ("--count", "12", "--within", "6", "--lease", "3", "--no-report")
 # How each of its workers is shown, with a number of its process.
 WORKERS = tuple(rf"worker-{number} +\d+ +\d" for number in (1, 2, 3))
 DUE = {"a": 1_000, "b": 2_000}
@@ -141,7 +142,7 @@ def test_without_a_terminal_it_prints_lines_and_the_same_table(run, here):
     for pattern in (
         r"3 workers are up: \d+, \d+, \d+",
         r"the queue is served at http://127\.0\.0\.1:\d+",
-        r"12 jobs are submitted over HTTP, due within 3 s",
+        r"12 jobs are submitted over HTTP, due within 6 s",
         r"worker-\d \(pid \d+\) is killed with SIGKILL while it runs job-\d+",
         r"job-\d+ was taken back by its lease and started again",
         r"on time +\d+ +\d",
@@ -166,7 +167,7 @@ def test_without_the_packages_for_http_and_spark_it_goes_on_and_says_what_is_mis
     path = f"{here}:{os.environ.get('PYTHONPATH', '')}"
     done = run("demo", *SMALL[:-1], TMPDIR=str(here), PYTHONPATH=path)
     assert (0, "") == (done.returncode, done.stderr)
-    assert "12 jobs are submitted, due within 3 s" in done.stdout
+    assert "12 jobs are submitted, due within 6 s" in done.stdout
     assert done.stdout.endswith(
         "For a report of it as a page (pyspark is missing): pip install 'duly[spark,java]'\n"
     )
@@ -217,7 +218,7 @@ def test_its_summary_for_programs_has_these_fields(run, here):
     assert summary["killed"]["running"] >= 1
     # Late by its lease, since nobody could know earlier that the worker is gone.
     assert len(summary["started_again"]) == summary["lateness"]["recovered"]["jobs"] >= 1
-    assert summary["lateness"]["recovered"]["p50_ms"] >= 500
+    assert summary["lateness"]["recovered"]["p50_ms"] >= 3000
 
 
 def test_on_a_terminal_one_sees_the_kill_and_the_way_back(terminal, here):

@@ -17,6 +17,9 @@ from tests.servers import Server, binary
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
+#: Nothing is found by polling: scans and blocks are half a minute apart.
+LAZY = {"timer_scan": 30, "block": 30, "recover_scan": 30, "stall": 120}
+
 
 @pytest.fixture
 def server(valkey: Server) -> Server:

@@ -182,7 +182,8 @@ async def test_what_expires_before_it_starts_is_cancelled(app):
 
 
 async def test_waiters_are_woken_by_the_end_itself_and_not_by_the_next_look(app, monkeypatch):
-    # Looks would be a minute apart: only a message can be as quick as this.
+    # Looks would be a minute apart, also the first: only a message can be as quick as this.
+    monkeypatch.setattr("duly.waiting.FIRST_RECHECK_S", 60)
     monkeypatch.setattr("duly.waiting.RECHECK_S", 60)
 
     @app.handler("quick")
@@ -193,9 +194,9 @@ async def test_waiters_are_woken_by_the_end_itself_and_not_by_the_next_look(app,
         for number in range(20):
             # Sent first, awaited while it may be ending: no message falls between look and subscription.
             job = await app.enqueue(quick.job(number))
-            assert number == await job.result(timeout=5)
+            assert number == await job.result(timeout=30)
         jobs = [await app.enqueue(quick.job(number), delay=0.1) for number in range(20)]
-        assert list(range(20)) == await asyncio.gather(*(job.result(timeout=5) for job in jobs))
+        assert list(range(20)) == await asyncio.gather(*(job.result(timeout=30) for job in jobs))
 
 
 async def test_a_thousand_waiters_share_a_few_connections(app, valkey):
@@ -214,6 +215,7 @@ async def test_a_thousand_waiters_share_a_few_connections(app, valkey):
 
 
 async def test_waiters_survive_a_cut_subscription(app, valkey, monkeypatch):
+    monkeypatch.setattr("duly.waiting.FIRST_RECHECK_S", 60)
     monkeypatch.setattr("duly.waiting.RECHECK_S", 60)
     gate = asyncio.Event()
 
@@ -225,10 +227,10 @@ async def test_waiters_survive_a_cut_subscription(app, valkey, monkeypatch):
     raw = redis.Redis(unix_socket_path=str(valkey.socket))
     async with working(app):
         job = await app.enqueue(held.job())
-        waiting = asyncio.create_task(job.result(timeout=20))
+        waiting = asyncio.create_task(job.result(timeout=50))
         await becomes(job, "running")
         await eventually(lambda: raw.pubsub_numsub(app._store.keys[0].fixed["ended_channel"])[0][1] == 1)
         raw.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
         gate.set()
-        assert "done" == await asyncio.wait_for(waiting, 5)
+        assert "done" == await asyncio.wait_for(waiting, 30)
     raw.close()

@@ -15,7 +15,8 @@ from tests.services.conftest import becomes, tally, working
 
 
 async def test_everything_goes_on_when_a_killed_server_comes_back(own_server, make_app):
-    app = make_app(own_server.url, lease=1, recover_scan=0.1)
+    app = make_app(own_server.url, lease=4, recover_scan=0.1)
+    (await app.store()).link.patience_s = 60  # for who sends and who waits; the worker has a link of its own
     gate, runs = asyncio.Event(), []
 
     @app.handler("held")
@@ -33,16 +34,16 @@ async def test_everything_goes_on_when_a_killed_server_comes_back(own_server, ma
         running = await app.enqueue(held.job())
         later = await app.enqueue(quick.job(1), delay=1.5)
         await becomes(running, "running")
-        waiting = asyncio.create_task(running.result(timeout=30))
+        waiting = asyncio.create_task(running.result(timeout=60))
         own_server.kill()
         # Longer than a lease, and the outcome falls due meanwhile.
         sending = asyncio.create_task(app.enqueue(quick.job(2)))
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(2)
         gate.set()
-        await asyncio.sleep(0.7)
+        await asyncio.sleep(3)
         own_server.start()
-        assert 2 == await (await sending).result(timeout=20)
-        assert 1 == await later.result(timeout=20)
+        assert 2 == await (await sending).result(timeout=30)
+        assert 1 == await later.result(timeout=30)
         assert "kept" == await waiting
     assert ["held"] == [run for run in runs if run == "held"]
     assert [("succeeded", 1, 0)] * 2 == [await tally(job) for job in (running, later)]

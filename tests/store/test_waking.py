@@ -15,7 +15,7 @@ async def ready_wait(store, *topics):
     """
     A wait that has certainly begun.
     """
-    waiting = asyncio.create_task(store.wait(topics or ("mail",), 5))
+    waiting = asyncio.create_task(store.wait(topics or ("mail",), 60))
     while not int(
         (await store.link.call("INFO", "clients")).decode().partition("blocked_clients:")[2].split()[0]
     ):
@@ -49,7 +49,7 @@ async def test_a_waiting_worker_wakes_when_work_becomes_ready(store, clock, raw,
             await store.requeue([key("a")])
         case "resume":
             await store.resume("mail")
-    assert await asyncio.wait_for(waiting, 2)
+    assert await asyncio.wait_for(waiting, 30)
     assert 1 == len(await claim(store))
 
 
@@ -59,7 +59,7 @@ async def test_a_wait_for_another_topic_sleeps_on(store):
     assert [] == await claim(store, "other")
     assert not waiting.done()
     await enqueue(store, "b", "other")
-    assert await asyncio.wait_for(waiting, 2)
+    assert await asyncio.wait_for(waiting, 30)
 
 
 async def test_a_wait_in_vain_says_so(store):
