@@ -271,13 +271,17 @@ class Rig:
                 return events
             events += more
 
-    async def leader_pid(self) -> int | None:
+    async def timers(self) -> list[WorkerProcess]:
         """
-        The process that holds the first timer slot; a worker's name holds its process id.
+        The live workers that hold timer slots, by rank; a worker's name holds its process id.
         """
         store = await self.app.store()
-        held = await store.link.call("HGET", store.keys[0].fixed["meta"], "timer.0")
-        return int(held.decode().split(" ")[0].rsplit("-", 2)[1]) if held else None
+        slots = await store.link.call(
+            "HMGET", store.keys[0].fixed["meta"], *(f"timer.{slot}" for slot in range(3))
+        )
+        pids = [int(held.decode().split(" ")[0].rsplit("-", 2)[1]) for held in slots if held]
+        live = {worker.pid: worker for worker in self.live_workers}
+        return [live[pid] for pid in dict.fromkeys(pids) if pid in live]
 
     async def check_each_ended_once(self, expected: dict[JobKey, set[JobState]]) -> dict[JobKey, Job]:
         """

@@ -140,7 +140,7 @@ class Campaign:
         self.faults.append(f"the database away for {for_s:g} s")
         database.kill()
         await asyncio.sleep(for_s)
-        await restart(database)
+        await asyncio.to_thread(database.start)
 
     # -- what must be true --------------------------------------------------------------------------------
 
@@ -211,19 +211,3 @@ class Campaign:
         again = sum(count - 1 for count in runs.values())
         print(f"run to the end more than once: {again} runs, at most {self.in_doubt} explained")
         assert again <= self.in_doubt
-
-
-async def restart(database: Database) -> None:
-    """
-    Start a killed database again, once what it left behind has gone, too.
-    """
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            await asyncio.to_thread(database.start)
-        except RuntimeError:
-            if time.monotonic() > deadline:
-                raise
-            await asyncio.sleep(0.2)
-        else:
-            return

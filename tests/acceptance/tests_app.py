@@ -9,6 +9,7 @@ import faulthandler
 import os
 import signal
 import time
+from pathlib import Path
 
 from duly import Duly, Fixed, current_job
 
@@ -30,27 +31,31 @@ def note(word: str) -> str:
     return job.token
 
 
-async def _run(version: int, ms: float) -> dict:
+async def _run(version: int, ms: float, until: str = "") -> dict:
     token = note("started")
+    while until and not Path(until).exists():
+        await asyncio.sleep(0.01)
     await asyncio.sleep(ms / 1000)
     note("finished")
     return {"version": version, "token": token}
 
 
 @app.handler("loop", backoff=Fixed(0.05))
-async def loop(version: int = 0, ms: float = 0, fail: int = 0) -> dict:
+async def loop(version: int = 0, ms: float = 0, fail: int = 0, until: str = "") -> dict:
     if current_job().attempt <= fail:
         note("failed")
         raise RuntimeError(f"attempt {current_job().attempt} of {fail} that fail")
-    return await _run(version, ms)
+    return await _run(version, ms, until)
 
 
 @app.handler("thread", backoff=Fixed(0.05))
-def thread(version: int = 0, ms: float = 0, fail: int = 0) -> dict:
+def thread(version: int = 0, ms: float = 0, fail: int = 0, until: str = "") -> dict:
     if current_job().attempt <= fail:
         note("failed")
         raise RuntimeError(f"attempt {current_job().attempt} of {fail} that fail")
     token = note("started")
+    while until and not Path(until).exists():
+        time.sleep(0.01)
     time.sleep(ms / 1000)
     note("finished")
     return {"version": version, "token": token}

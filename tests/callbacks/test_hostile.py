@@ -68,13 +68,13 @@ async def test_silence_is_no_answer(deliverer):
 async def test_who_said_200_has_the_job_although_the_rest_drips(deliverer):
     drip = saying(OK + b'Transfer-Encoding: chunked\r\n\r\n1\r\n"\r\n', again=b"1\r\nx\r\n", pause_s=0.05)
     async with receiving(drip) as receiver:
-        assert await deliverer(receiver.allow, total_s=0.5).deliver(receiver.url(), delivery()) is None
+        assert await deliverer(receiver.allow, total_s=3).deliver(receiver.url(), delivery()) is None
 
 
 async def test_a_refusal_counts_although_the_rest_drips(deliverer):
     drip = saying(b"HTTP/1.1 500 No\r\nContent-Length: 1000\r\n\r\n", again=b"x", pause_s=0.05)
     async with receiving(drip) as receiver:
-        await give_up(deliverer(receiver.allow, total_s=0.5), receiver.url(), "500")
+        await give_up(deliverer(receiver.allow, total_s=3), receiver.url(), "500")
 
 
 async def test_a_connection_that_is_never_taken_is_given_up(deliverer):
@@ -309,12 +309,14 @@ async def test_https_to_a_server_without_tls_is_no_answer(deliverer):
 
 
 async def test_a_host_that_hangs_is_left_alone_while_others_are_served(deliverer):
+    enough = asyncio.Event()
+
     async def hang(_request, _writer):
-        await asyncio.sleep(LONG_S)
+        await enough.wait()
 
     async with receiving(hang) as bad, receiving(answering()) as good:
         hosts = Hosts(at_once=2, failures=2, pause_s=60)
-        sender = deliverer(f"{bad.allow},{good.allow}", total_s=1.0, hosts=hosts)
+        sender = deliverer(f"{bad.allow},{good.allow}", total_s=LONG_S, hosts=hosts)
         hanging = [asyncio.create_task(sender.deliver(bad.url(), delivery())) for _ in range(2)]
         while bad.connections < 2:
             await asyncio.sleep(0.01)
@@ -323,6 +325,7 @@ async def test_a_host_that_hangs_is_left_alone_while_others_are_served(deliverer
             await sender.deliver(bad.url(), delivery())
         await sender.deliver(good.url(), delivery())
         assert not any(task.done() for task in hanging)
+        enough.set()
         for task in hanging:
             with pytest.raises(Retry):
                 await task

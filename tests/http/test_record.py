@@ -4,10 +4,11 @@ A service whose database is away: nothing is promised, and the client is told to
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from duly import Duly
-from tests.acceptance.recorded import restart
 from tests.databases import PostgreSQL
 
 JOBS = "/v1/topics/mail/jobs"
@@ -34,7 +35,7 @@ async def test_while_the_database_is_away_nothing_is_accepted(client, database):
     assert (503, "1") == (refused.status_code, refused.headers["retry-after"])
     assert refused.json()["type"].endswith("unavailable")
     assert "127.0.0.1" not in refused.text  # where the database is, is none of the client's business
-    await restart(database)
+    await asyncio.to_thread(database.start)
     assert 404 == (await client.get(f"{JOBS}/meanwhile")).status_code
     assert 202 == (await client.post(JOBS, json={"id": "after"})).status_code
     assert 200 == (await client.get(f"{JOBS}/before")).status_code

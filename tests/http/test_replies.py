@@ -200,11 +200,13 @@ async def test_a_poll_waits_for_the_first_reply(client, app):
 
 
 async def test_a_client_that_has_gone_keeps_no_reply_from_others(app, url):
-    async with httpx.AsyncClient(base_url=url) as client:
-        with pytest.raises(httpx.ReadTimeout):
-            await client.get(INBOX, params={"wait": "20"}, timeout=0.3)
     service_store = await app.store()
     waiters = await app.waiters()
+    async with httpx.AsyncClient(base_url=url) as client:
+        polling = asyncio.create_task(client.get(INBOX, params={"wait": "20"}, timeout=60))
+        await eventually(lambda: "inbox" in waiters._waiting)
+        polling.cancel()
+        await asyncio.gather(polling, return_exceptions=True)
     await eventually(lambda: "inbox" not in waiters._waiting)
     await app.enqueue("mail", {}, id="a", reply_to="inbox")
     await work(app)

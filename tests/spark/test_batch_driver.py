@@ -119,9 +119,8 @@ async def endings(app: Duly) -> Counter[Any]:
 
 async def test_each_outcome_of_a_killed_driver_is_stored_exactly_once(app, start, tmp_path):
     await send(app, 1_200)
+    (tmp_path / "hold-2").touch()
     victim = start()
-    await eventually(lambda: begun(tmp_path, victim) >= 1 or victim.poll() is not None, LONG_S)
-    (tmp_path / "hold").touch()
     # Some outcomes are stored, and a batch is under way, when it dies.
     await eventually(lambda: begun(tmp_path, victim) >= 2 or victim.poll() is not None, LONG_S)
     assert victim.poll() is None, said(tmp_path)
@@ -129,7 +128,7 @@ async def test_each_outcome_of_a_killed_driver_is_stored_exactly_once(app, start
     victim.wait()
     running = [topic.counts["running"] for topic in (await (await app.views()).stats()).topics]
     assert sum(running) > 0
-    (tmp_path / "hold").unlink()
+    (tmp_path / "hold-2").unlink()
 
     driver = start()
     try:
@@ -146,12 +145,12 @@ async def test_each_outcome_of_a_killed_driver_is_stored_exactly_once(app, start
 @pytest.mark.long
 async def test_sigterm_lets_the_batch_finish(app, start, tmp_path):
     await send(app, 100)
-    (tmp_path / "hold").touch()
+    (tmp_path / "hold-1").touch()
     driver = start(module="duly.spark.work")
     await eventually(lambda: begun(tmp_path, driver) >= 1 or driver.poll() is not None, LONG_S)
     driver.send_signal(signal.SIGTERM)
     await eventually(lambda: "draining" in said(tmp_path), LONG_S)
-    (tmp_path / "hold").unlink()
+    (tmp_path / "hold-1").unlink()
     assert 0 == driver.wait(LONG_S), said(tmp_path)
     job = await app.job("score", "j1").get()
     assert JobState.succeeded is job.state
