@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from statistics import median
 from typing import TYPE_CHECKING
 
 from duly.job import JobKey, JobState
@@ -71,7 +72,7 @@ async def test_a_worker_frozen_past_its_lease_cannot_finish_late(start_rig):
     assert frozen.alive, frozen.said()
 
 
-async def test_after_a_killed_timer_a_stand_by_starts_the_next_job(start_rig):
+async def test_after_a_killed_timer_the_next_jobs_are_at_most_100_ms_late(start_rig):
     # Nothing is found by polling: scans and blocks are half a minute apart.
     rig = await start_rig(lease="2s", timer_scan="30s", block="30s", stall="120s")
     await rig.start_workers(3)
@@ -95,9 +96,11 @@ async def test_after_a_killed_timer_a_stand_by_starts_the_next_job(start_rig):
         assert len(mine) >= 5
         await until(lambda ids=mine: ids <= late_ms(rig).keys(), 60, "each of them starts")
         late = [late_ms(rig)[id_] for id_ in mine]
-        print(f"after a killed timer, at most {max(late)} ms late")
+        print(f"after a killed timer, {median(late)} ms late, at most {max(late)} ms")
         assert 0 <= min(late)
-        # Without stand-bys they are a scan late; how soon those look, test_timer.py tells.
+        # A busy machine makes one or the other wait, but not most of them.
+        assert 100 >= median(late)
+        # Without stand-bys they are a scan late.
         assert SOON_MS > max(late)
 
 
