@@ -4,7 +4,9 @@ Pauses between tries: ever longer, and not the same for all who lost the same se
 
 from __future__ import annotations
 
+import asyncio
 import random
+from contextlib import suppress
 
 
 class Pauses:
@@ -24,6 +26,25 @@ class Pauses:
         taken_s = self.next_s * random.uniform(0.5, 1.0)  # jitter, not secrecy
         self.next_s = min(2 * self.next_s, self._longest_s)
         return taken_s
+
+    async def wait(self, stop: asyncio.Event | None = None) -> None:
+        """
+        Wait before a loop goes on, at most until *stop* is set.
+
+        A library that tidies up may answer a cancellation with an error of its own: the loop ends then, too.
+
+        Raises:
+            CancelledError: The task was asked to end.
+        """
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError
+        if stop is None:
+            await asyncio.sleep(self.take())
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.take()):
+                await stop.wait()
 
     def reset(self) -> None:
         """

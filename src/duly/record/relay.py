@@ -188,9 +188,7 @@ class Relay:
                     await self.run_once()
                 except DulyError as error:
                     log.warning("relay: %s; trying again in %.1f s", error, pauses.next_s)
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(pauses.take()):
-                            await stop.wait()
+                    await pauses.wait(stop)
                 else:
                     pauses.reset()
             await self._marks.settle()

@@ -85,7 +85,7 @@ async def _keep_on(name: str, step: Step) -> None:
             busy = await step.run_once()
         except DulyError as error:
             log.warning("%s: %s; trying again in %.1f s", name, error, pauses.next_s)
-            await asyncio.sleep(pauses.take())
+            await pauses.wait()
             continue
         pauses.reset()
         if not busy:

@@ -91,7 +91,7 @@ async def run_forever(service: Service, pulse: Pulse, name: str = "") -> None:
                 touched = await service.run_once()
             except DulyError as error:
                 log.warning("%s: %s; trying again in %.1f s", name, error, pauses.next_s)
-                await asyncio.sleep(pauses.take())
+                await pauses.wait()
                 continue
             pauses.reset()
             # Where there was work there is likely more.
