@@ -41,6 +41,13 @@ def program(kind: str, name: str) -> str:
     pytest.skip(text)
 
 
+def _children(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []  # it has ended, or this is no Linux
+
+
 def _debian() -> list[str]:
     # Debian keeps each release of PostgreSQL in a folder of its own, which no PATH names.
     return [str(path) for path in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)]
@@ -124,9 +131,14 @@ class Database:
         Let it die without a chance to put anything in order.
         """
         assert self.process
+        # Those of PostgreSQL serve their clients until they notice that they are alone.
+        children = _children(self.process.pid)
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
         self.process.wait()
+        deadline = time.monotonic() + STARTS_WITHIN_S
+        while any(Path("/proc", pid, "cmdline").exists() for pid in children) and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def stop(self) -> None:
         if self.process:

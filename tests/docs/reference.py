@@ -137,7 +137,7 @@ def _codes(words: Iterable[str]) -> str:
 
 # -- events -----------------------------------------------------------------------------------------------
 
-_TELLS = re.compile(r"\b(?:event|keep|put|finish|place|note)\('(\w+)'")
+_TELLS = re.compile(r"\b(?:event|keep|put|finish|place|arrive|note)\('(\w+)'")
 
 
 def _telling() -> dict[str, list[str]]:
