@@ -286,6 +286,8 @@ class MariaDB(Database):
             install,
             "--no-defaults",
             f"--datadir={self.files}",
+            # A server that starts removes tables that others have in a folder which they share.
+            f"--tmpdir={self.dir}",
             "--auth-root-authentication-method=normal",
             "--skip-test-db",
             "--skip-name-resolve",
@@ -299,6 +301,7 @@ class MariaDB(Database):
             program(self.kind, "mariadbd"),
             "--no-defaults",
             f"--datadir={self.files}",
+            f"--tmpdir={self.dir}",
             f"--port={port}",
             "--bind-address=127.0.0.1",
             "--skip-name-resolve",
