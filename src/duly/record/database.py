@@ -64,7 +64,7 @@ class Database:
             **arguments(self.url),
         )
         tame(self.engine.sync_engine)
-        self._left: set[asyncio.Future[Any]] = set()  #: transactions that nobody waits for any more
+        self._in_threads: set[asyncio.Future[Any]] = set()  #: transactions of SQLite
         self._looked = self.name != "sqlite"
         # SQLite has one writer at a time; readers need not queue behind it.
         self._readers = self.engine.execution_options(duly_reads=True)
@@ -93,10 +93,10 @@ class Database:
 
     async def aclose(self) -> None:
         """
-        Close connections, when what was given up on them has come to its end.
+        Close connections, when what goes on in the threads of some has come to its end.
         """
-        if self._left:
-            await asyncio.wait(self._left)
+        if self._in_threads:
+            await asyncio.wait(self._in_threads)
         await self.engine.dispose()
 
     def _look_for_file(self) -> None:
@@ -113,7 +113,7 @@ class Database:
             self._look_for_file()
         in_doubt = False
         for number in range(1, TRIES + 1):
-            attempt = _Attempt(engine, self._left)
+            attempt = _Attempt(engine, self._in_threads)
             try:
                 async with asyncio.timeout(ANSWERS_WITHIN_S):
                     return await attempt.run(work)
@@ -131,9 +131,9 @@ class _Attempt:
     One try of one transaction, and how far it came.
     """
 
-    def __init__(self, engine: AsyncEngine, left: set[asyncio.Future[Any]]) -> None:
+    def __init__(self, engine: AsyncEngine, in_threads: set[asyncio.Future[Any]]) -> None:
         self._engine = engine
-        self._left = left
+        self._in_threads = in_threads
         self.connected = False
         self.committing = False
         self._given_up = False
@@ -145,12 +145,12 @@ class _Attempt:
             return await whole
         # Its thread cannot be stopped: who is cancelled would leave a transaction open that holds up others.
         task = asyncio.ensure_future(whole)
+        self._in_threads.add(task)
+        task.add_done_callback(self._in_threads.discard)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             self._given_up = True
-            self._left.add(task)
-            task.add_done_callback(self._left.discard)
             raise
 
     def _run(self, work: Callable[[Connection], T]) -> T:
