@@ -35,6 +35,7 @@ log = logging.getLogger("duly.connection")
 _PASSING = {"BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN"}
 _ELSEWHERE = {"LOADING", "READONLY"}  #: the server changed its role, or is starting
 _FORBIDDEN = {"NOPERM", "NOAUTH", "WRONGPASS"}
+_CLOSED = (AuthenticationError, AuthorizationError, NoPermissionError)
 FIRST_PAUSE_S = 0.01
 LONGEST_PAUSE_S = 0.5
 MAX_CONNECTIONS = 64  #: of one client; a thousand calls at once take turns
@@ -62,6 +63,13 @@ class _ReplyLost(Exception):  # never leaves this module
     """
     The call was sent and no reply came: it may have run.
     """
+
+
+def unreachable(error: BaseException) -> bool:
+    """
+    Whether it is that nobody answered, and not that somebody refused.
+    """
+    return isinstance(error, StoreUnavailable) and isinstance(error.__cause__, _NotSent)
 
 
 class Link:
@@ -229,10 +237,11 @@ class Link:
     async def _connect(self, connection: Any) -> None:
         try:
             await connection.connect()
-        except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
-            msg = f"{self.place} does not let us in: {error}; check the user and password in the URL"
-            raise StoreUnavailable(msg) from error
         except (RedisError, OSError, TimeoutError) as error:
+            # Who gives no password at all is refused within a connection error.
+            if isinstance(error, _CLOSED) or isinstance(error.__cause__, _CLOSED):
+                msg = f"{self.place} does not let us in: {error}; check the user and password in the URL"
+                raise StoreUnavailable(msg) from error
             if isinstance(error, BusyLoadingError):
                 raise _NotSent(f"the server is loading its data ({error})") from error
             if "Protocol" in str(error):

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_ses
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from duly import Duly
+from duly.connection import Link
 from duly.errors import (
     Conflict,
     JobCancelled,
@@ -237,6 +238,21 @@ async def test_a_server_that_comes_back_is_looked_at_before_it_is_used(migrated_
             with pytest.raises(LayoutMismatch, match="has shard count 2"):
                 await use()
         assert ["a"] == [row.id for row in await rows(app)]
+    finally:
+        await app.aclose()
+        server.stop()
+
+
+@pytest.mark.parametrize("migrated_url", ["sqlite"], indirect=True)  # likewise
+async def test_a_server_that_refuses_is_not_taken_for_one_that_is_away(migrated_url, namespace):
+    server = Server(binary("valkey")).start()
+    admin = Link(server.url)
+    await admin.call("CONFIG", "SET", "requirepass", "secret")
+    await admin.aclose()
+    app = Duly(server.url, namespace=namespace, record=migrated_url)
+    try:
+        with pytest.raises(StoreUnavailable, match="password in the URL"):
+            await app.enqueue("mail", 1, id="a", due_at=LATER)
     finally:
         await app.aclose()
         server.stop()

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from duly.apikeys import KeyRing
 from duly.app.declaring import Declaring
 from duly.app.opening import new_store, open_record, open_remote, start_server
-from duly.errors import ServerUnsuitable, StoreUnavailable, UsageError
+from duly.connection import unreachable
+from duly.errors import ServerUnsuitable, UsageError
 from duly.namespace import inspect, require
 from duly.remote.views import RemoteViews, needs_server
 from duly.remote.waiting import RemoteWaiters
@@ -203,7 +204,7 @@ class Connecting(Declaring):
         try:
             await self._inspect(store)
         except BaseException as error:
-            if isinstance(error, StoreUnavailable) and self._may_wait:
+            if unreachable(error) and self._may_wait:
                 log.warning("%s; the record takes jobs meanwhile", error)
                 store.link.before = partial(self._inspect_later, store, asyncio.Lock())
                 return store
