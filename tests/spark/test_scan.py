@@ -4,6 +4,7 @@ A scan shows every job as the queue knows it, and reads no more than its filters
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import fields
 
 import pytest
@@ -165,6 +166,40 @@ async def test_a_long_index_is_cut_into_ranges_that_miss_nothing(queue, monkeypa
         for id_ in batch.column("id").to_pylist()
     ]
     assert sorted(f"j{n}" for n in range(60)) == sorted(found)
+
+
+async def test_a_job_that_moves_while_it_is_read_is_shown_as_of_one_moment(queue, monkeypatch):
+    """
+    Its record is read first and its due time after that; a run that fails in between changes both.
+    """
+    store, past_ms, later_ms = queue.store, 1_000_000_000_000, 5_000_000_000_000
+    for id_ in ("failed", "gone", "still"):
+        await enqueue(store, id_, due_ms=later_ms)
+
+    async def move():
+        await store.link.call("HDEL", store.keys[0].fixed["jobs"], "mail/gone")
+        await store.reschedule(key("failed"), due_ms=past_ms)
+        await store.promote(0)
+        [lease] = await claim(store)
+        await store.retry(lease, 3_600_000)
+
+    here, call, moves = asyncio.get_running_loop(), Link.call, [move]
+
+    async def moving(link, *command, **rest):
+        if command[0] == "ZMSCORE" and moves:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(moves.pop()(), here))
+        return await call(link, *command, **rest)
+
+    monkeypatch.setattr(Link, "call", moving)
+    options = ScanOptions(**queue.options)
+    batches = await asyncio.to_thread(lambda: list(pages.read_part(options, Part(0), None)))
+    found = {row["id"]: row for batch in batches for row in batch.to_pylist()}
+    assert {"failed": ("scheduled", 1), "still": ("scheduled", 0)} == {
+        id_: (row["state"], row["attempts"]) for id_, row in found.items()
+    }
+    assert (
+        later_ms == found["still"]["due_at"].timestamp() * 1000 > found["failed"]["due_at"].timestamp() * 1000
+    )
 
 
 async def test_the_table_of_all_jobs_is_walked_in_parts_that_do_not_overlap(server, namespace):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -223,20 +223,36 @@ async def _look(
     """
     What is known of some members; those that are gone or in another state meanwhile are left out.
     """
-    keys, shard = at_shard.fixed, at_shard.shard
     if found[0][1] is None:
-        members = [member for member, _ in found]
-        records = await link.call("HMGET", keys["jobs"], *members)
-        found = list(zip(members, records, strict=True))
-    there = [(m, r) for m, r in found if r is not None and (not states or r[0] & 7 in states)]
-    if not there:
-        return []
+        found = await _records(link, at_shard, [member for member, _ in found])
+    rows: list[Row] = []
+    while there := [(m, r) for m, r in found if r is not None and (not states or r[0] & 7 in states)]:
+        about = await _about(link, at_shard, there)
+        after = await _records(link, at_shard, [member for member, _ in there])
+        found = []
+        for (member, record), each, now in zip(there, about, after, strict=True):
+            if now == (member, record):
+                rows.append(make(member, each, workers, at_shard.shard))
+            else:
+                # Its state would be of one moment and its times of another: look at it again.
+                found.append(now)
+    return rows
+
+
+async def _records(link: Link, shard: ShardKeys, members: list[bytes]) -> Found:
+    return list(zip(members, await link.call("HMGET", shard.fixed["jobs"], *members), strict=True))
+
+
+async def _about(link: Link, shard: ShardKeys, there: list[tuple[bytes, bytes]]) -> list[list[bytes]]:
+    """
+    What `get` would answer, in few calls for many jobs.
+    """
     members = [member for member, _ in there]
     scheduled = [at for at, (_, record) in enumerate(there) if record[0] & 7 == JobState.scheduled]
     apart = [at for at, (_, record) in enumerate(there) if record[0] >= 128]
     begun = [at for at, (_, record) in enumerate(there) if record[0] & 64]
     running = [at for at, (_, record) in enumerate(there) if record[0] & 7 == JobState.running]
-    about: list[list[Any]] = [[record, b"", b"", b"", b"", b""] for _, record in there]
+    about = [[record, b"", b"", b"", b"", b""] for _, record in there]
     for slot, command, key, places in (
         (1, "HMGET", "bodies", apart),
         (2, "HMGET", "outcomes", begun),
@@ -245,7 +261,7 @@ async def _look(
         (5, "ZMSCORE", "leases", running),
     ):
         if places:
-            values = await link.call(command, keys[key], *(members[at] for at in places))
+            values = await link.call(command, shard.fixed[key], *(members[at] for at in places))
             for at, value in zip(places, values, strict=True):
                 about[at][slot] = value or b""
-    return [make(member, each, workers, shard) for member, each in zip(members, about, strict=True)]
+    return about

@@ -1,8 +1,8 @@
 """
 The reading half of the format `duly`: jobs as they stand, a bounded page at a time.
 
-A scan is no snapshot: a job that moves meanwhile is seen as it is when its page is read.  Where all states
-are asked for, a job that is there from beginning to end is seen for certain.
+A scan is no snapshot: each job is seen as of one moment, while its page is read.  Where all states are
+asked for, a job that is there from beginning to end is seen for certain.
 """
 
 from __future__ import annotations
