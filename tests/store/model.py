@@ -218,6 +218,19 @@ class Model:
         row.state, row.due, row.timed = JobState.scheduled, max(due, self.now), True
         return "ok"
 
+    def hold(self, key: JobKey, least_ms: int, revision: int | None) -> str:
+        row = self.rows.get(key)
+        if row is None:
+            return "gone"
+        if row.state > JobState.ready or revision not in (None, row.revision):
+            return "conflict"
+        self.wait_until(row, max(row.due, self.now + least_ms))
+        return "ok"
+
+    def wait_until(self, row: Row, due: int) -> None:
+        if row.due != due:
+            row.state, row.due, row.timed = JobState.scheduled, due, True
+
     def requeue(self, key: JobKey) -> str:
         row = self.rows.get(key)
         if row is None or row.stub:
@@ -313,7 +326,10 @@ class Told:
         if event.verb in ("paused", "resumed", "mended"):
             return
         state, revision = self.states.get(key, (None, 0))
-        if event.verb in ("enqueued", "replaced", "requeued", "rescheduled", "hydrated"):
+        if event.verb == "rescheduled" and event.reason:
+            # It was held, or let go: what it is has not changed.
+            assert (revision, True) == (event.revision, state <= JobState.ready)
+        elif event.verb in ("enqueued", "replaced", "requeued", "rescheduled", "hydrated"):
             assert event.revision > revision
             assert event.verb == "hydrated" or (event.verb == "enqueued") == (state is None)
         elif event.verb == "cancelled" and (state is None or event.revision > revision):

@@ -36,6 +36,18 @@ async def told(feed):
 # -- what is told -----------------------------------------------------------------------------------------
 
 
+async def test_a_job_that_is_held_and_let_go_tells_why_it_was_moved(store, feed):
+    placed = await enqueue(store, "a", delay_ms=100)
+    await enqueue(store, "b", delay_ms=100)
+    await store.let_go(await store.hold(key("a"), least_ms=1_000))
+    await store.let_go(await store.hold(key("b"), least_ms=10))  # it would not have started anyway
+    moved = [event for event in await everything(feed) if event.verb == "rescheduled"]
+    assert [("a", "held", 1_001_000), ("a", "let go", placed.due_ms)] == [
+        (event.id, event.reason, event.due_ms) for event in moved
+    ]
+    assert {placed.revision} == {event.revision for event in moved}
+
+
 async def test_every_verb_tells_what_it_did_to_which_job(store, feed, clock):
     await enqueue(store, "a", delay_ms=100)
     await enqueue(store, "a", delay_ms=200, on_conflict="replace")

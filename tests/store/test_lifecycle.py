@@ -206,6 +206,50 @@ async def test_reschedule_moves_a_scheduled_or_ready_job(store, clock):
     assert ["a", "b"] == [lease.key.id for lease in await claim(store)]
 
 
+async def test_what_is_held_waits_at_the_revision_that_it_has_until_it_is_let_go(store, clock):
+    placed = {id_: await enqueue(store, id_, delay_ms=delay) for id_, delay in (("ready", 0), ("soon", 10))}
+    held = [await store.hold(key(id_), least_ms=1000) for id_ in placed]
+    assert [(True, placed[id_].revision, placed[id_].due_ms, placed[id_].state) for id_ in placed] == [
+        each[1:] for each in held
+    ]
+    clock.advance(ms=999)
+    await store.promote(0)
+    assert [] == await claim(store)
+    for each in held:
+        await store.let_go(each)
+        await store.let_go(each)
+    await store.promote(0)
+    leases = {lease.key.id: lease for lease in await claim(store)}
+    assert {id_: (each.revision, each.due_ms) for id_, each in placed.items()} == {
+        id_: (lease.revision, lease.due_ms) for id_, lease in leases.items()
+    }
+
+
+async def test_who_holds_a_job_and_is_gone_makes_it_late_and_no_more(store, clock):
+    await enqueue(store, "a")
+    await store.hold(key("a"), least_ms=1000)
+    clock.advance(ms=1000)
+    await store.promote(0)
+    assert ["a"] == [lease.key.id for lease in await claim(store)]
+
+
+async def test_only_what_would_start_meanwhile_is_held(store, clock, views):
+    later = await enqueue(store, "later", delay_ms=1001)
+    assert (await store.hold(key("later"), least_ms=1000)).held
+    assert later.due_ms == (await views.get(key("later"))).due_ms
+    assert not (await store.hold(key("later"), least_ms=2000, revision=later.revision + 1)).held
+    assert await store.hold(key("none"), least_ms=1) is None
+    await enqueue(store, "a")
+    [lease] = await claim(store)
+    assert (False, JobState.running) == (
+        (held := await store.hold(key("a"), least_ms=1)).held,
+        held.state,
+    )
+    await store.ack(lease)
+    assert JobState.succeeded is (await store.hold(key("a"), least_ms=1)).state
+    assert JobState.succeeded is (await views.get(key("a"))).state
+
+
 async def test_reschedule_refuses_what_runs_or_has_ended_and_a_revision_that_passed(store):
     placed = await enqueue(store, "a")
     with pytest.raises(Conflict):

@@ -421,6 +421,20 @@ class StoreMachine(RuleBasedStateMachine):
             row.revision = placed.revision
             self.model.grow(placed.revision)
 
+    @rule(key=keys, least_ms=delays, revision=st.sampled_from([None, None, 1]), back=st.booleans())
+    def hold(self, key: JobKey, least_ms: int, revision: int | None, back: bool) -> None:
+        row = self.model.rows.get(key)
+        before = row and (row.revision, row.due, row.state)
+        expected = self.model.hold(key, least_ms, revision)
+        held = self.do(self.store.hold(key, least_ms=least_ms, revision=revision))
+        if held is None:
+            assert "gone" == expected
+            return
+        assert (expected == "ok", before) == (held.held, (held.revision, held.due_ms, held.state))
+        if held.held and back:
+            self.do(self.store.let_go(held))
+            self.model.wait_until(row, held.due_ms)
+
     @rule(named=st.lists(keys, min_size=1, max_size=3, unique=True), again=st.booleans())
     def requeue(self, named: list[JobKey], again: bool) -> None:
         expected = [self.model.requeue(key) for key in named]

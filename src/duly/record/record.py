@@ -20,19 +20,19 @@ from duly.record.clock import AWAY_S, Clock
 from duly.record.commits import Commits, Kind
 from duly.record.crashpoints import crash_point
 from duly.record.dialects import notify
+from duly.record.holding import Holding
 from duly.record.schema import require
 from duly.record.sessions import after_commit, within
 from duly.record.writes import Cancelled, Seen, Wanted, Written
-from duly.views import Views
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import TypeVar
 
     from sqlalchemy import Connection
 
     from duly.connection import Link
-    from duly.job import Accepted, JobState, Placed
+    from duly.job import Accepted, Placed
     from duly.record.database import Database
     from duly.record.guard import Guard
     from duly.record.rows import JobRow
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 log = logging.getLogger("duly.record")
-
-REDIS_WITHIN_S = 2.0  #: how long a question to Redis is waited for that rows can answer as well
 
 
 class Relaying(Protocol):
@@ -85,6 +83,7 @@ class Record:
         self.clock = clock or Clock(store)
         self.guard = guard  #: None: somebody else answers for the queue
         self.commits = Commits(database)
+        self._holding = Holding(store)
         self._namespace = store.namespace
         self._loop: asyncio.AbstractEventLoop | None = None
         self._first = asyncio.Lock()
@@ -179,9 +178,7 @@ class Record:
             [written] = await self._within(session, lambda connection: self._accept(connection, [wanted]))
         else:
             written = await self.commits.ask(self._accepting, wanted)
-        if isinstance(written.answer, DulyError):
-            raise written.answer
-        return written.answer
+        return _placed(written)
 
     async def enqueue_many(
         self, orders: Iterable[Order], *, session: AnySession | None = None
@@ -239,9 +236,15 @@ class Record:
     ) -> list[JobState | Accepted | None]:
         """
         End jobs that have not ended; the answer is the state each is in now, None where there is no job.
+
+        With a *session* it is not known whether a job runs: if it does when that is committed, the run is
+        stopped, and if it has just ended, its row says all the same that it was cancelled.
+
+        Raises:
+            RecordUnavailable, OutcomeUnknown: What Redis has of the jobs is cancelled; their rows follow.
         """
         asked, request = list(dict.fromkeys(keys)), new_request()
-        seen = {} if session is not None else await self._seen(asked)
+        seen = {} if session is not None else await self._holding.end(asked, reason)
 
         def work(connection: Connection) -> list[Cancelled]:
             now = self.clock.now()
@@ -256,8 +259,7 @@ class Record:
             zip(asked, (each.state for each in done), strict=True)
         )
         # What was sent before there was a record is known to Redis alone.
-        strange = [key for key, state in states.items() if state is None and key in seen]
-        states |= dict(zip(strange, await self.store.cancel(strange, reason=reason), strict=True))
+        states |= {key: seen[key].state for key, state in states.items() if state is None and key in seen}
         return [states[key] for key in keys]
 
     async def reschedule(
@@ -273,31 +275,29 @@ class Record:
         Give a job that has not started another due time.
 
         With a *session* it is not known whether the job runs: if it does when that is committed, the run is
-        stopped, and the job runs when it is due.
+        stopped, and the job runs when it is due, also if it has just ended.
 
         Raises:
             JobNotFound: There is no such job.
             Conflict: It runs or has ended, or *revision* does not stand any more.
         """
         when, request = Order(key, b"", delay_ms=delay_ms, due_ms=due_ms), new_request()
-        seen = {} if session is not None else await self._seen([key])
 
-        def work(connection: Connection) -> Written:
+        def work(connection: Connection, seen: Mapping[JobKey, Seen]) -> Written:
             now = self.clock.now()
             return writes.reschedule(
                 connection, self._namespace, when, request, now, revision=revision, seen=seen
             )
 
         if session is not None:
-            written = await self._within(session, work)
-        else:
-            written = await self.database.write(work)
+            return _placed(await self._within(session, partial(work, seen={})))
+        async with self._holding.held(key, revision) as seen:
+            written = await self.database.write(partial(work, seen=seen))
             await self._push_written([written])
-        if isinstance(written.answer, LookupError) and key in seen:
-            return await self.store.reschedule(key, delay_ms=delay_ms, due_ms=due_ms, revision=revision)
-        if isinstance(written.answer, DulyError):
-            raise written.answer
-        return written.answer
+            if isinstance(written.answer, LookupError) and key in seen:
+                # Sent before there was a record.
+                return await self.store.reschedule(key, delay_ms=delay_ms, due_ms=due_ms, revision=revision)
+            return _placed(written)
 
     async def requeue(
         self, keys: Sequence[JobKey], *, session: AnySession | None = None
@@ -306,7 +306,7 @@ class Record:
         Run ended jobs again; one outcome for each, `Conflict` where it has not ended.
         """
         asked, request = list(dict.fromkeys(keys)), new_request()
-        seen = {} if session is not None else await self._seen(asked)
+        seen = {} if session is not None else await self._holding.seen(asked)
 
         def work(connection: Connection) -> list[Written]:
             return writes.requeue(connection, self._namespace, asked, request, self.clock.now(), seen=seen)
@@ -369,17 +369,11 @@ class Record:
         if rows and self.relay is not None:
             await self.relay.push(rows)
 
-    async def _seen(self, keys: Sequence[JobKey]) -> dict[JobKey, Seen]:
-        """
-        What Redis says of jobs; nothing while it is away, as the rows decide then.
-        """
-        try:
-            async with asyncio.timeout(REDIS_WITHIN_S):
-                found = await Views(self.store).get_many(keys)
-        except (StoreUnavailable, OutcomeUnknown, TimeoutError) as error:
-            log.debug("the rows decide alone: %s", error)
-            return {}
-        return {job.key: Seen(job.revision, job.state) for job in found if job is not None}
+
+def _placed(written: Written) -> Placed:
+    if isinstance(written.answer, DulyError):
+        raise written.answer
+    return written.answer
 
 
 def _wanted_key(wanted: Wanted) -> JobKey:

@@ -157,9 +157,10 @@ def cancel(
         elif old.ended:
             again = old.request == request and old.relay_ms is not None
             answers.append(Cancelled(JobState(old.state), old if again else None))
-        elif (state := _seen(old, seen)) is not None and state.ended:
+        elif (state := _seen(old, seen)) in (JobState.succeeded, JobState.dead):
             answers.append(Cancelled(state))  # its outcome is on the way to the row
         else:
+            # Also if Redis says cancelled already: it may forget that before the row has heard of it.
             row = old._replace(
                 revision=next_revision(old.revision),
                 request=request,

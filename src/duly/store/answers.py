@@ -15,7 +15,7 @@ from duly.errors import (
     QueueFull,
 )
 from duly.job import JobKey, JobState, Lease, Placed
-from duly.store.values import Hydrated
+from duly.store.values import Held, Hydrated
 
 if TYPE_CHECKING:
     from duly.job import Accepted
@@ -100,6 +100,16 @@ def moved_of(key: JobKey, answer: bytes, word: Literal["rescheduled", "requeued"
         case "accepted":
             return Placed(key, "accepted", 0, int(float(due_ms)), JobState.scheduled)
     return Placed(key, word, int(revision), int(float(due_ms)), JobState(int(state)))
+
+
+def held_of(key: JobKey, answer: bytes) -> Held | None:
+    """
+    How a job stood before hold.lua.
+    """
+    said, revision, due_ms, state = answer.decode().split(" ")
+    if said == "gone":
+        return None
+    return Held(key, said == "ok", int(revision), int(float(due_ms)), JobState(int(state)))
 
 
 def unsound(error: DulyError) -> bool:

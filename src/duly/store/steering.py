@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from duly.errors import DulyError
 from duly.ids import new_nonce, new_request
-from duly.store.answers import cancelled_of, moved_of
+from duly.store.answers import cancelled_of, held_of, moved_of
 from duly.store.calls import Calls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from duly.job import Accepted, JobKey, JobState, Placed
+    from duly.store.values import Held
 
 
 class Steering(Calls):
@@ -73,6 +74,30 @@ class Steering(Calls):
             (key.topic, key.member, new_request(), when, "" if revision is None else revision),
         )
         return moved_of(key, words[0], "rescheduled")
+
+    async def hold(self, key: JobKey, *, least_ms: int, revision: int | None = None) -> Held | None:
+        """
+        Keep a job that has not started from starting for *least_ms*, at the revision that it has.
+
+        The answer is how it stood before, None if there is no such job.
+        """
+        return await self._hold(key, f"+{least_ms}", revision)
+
+    async def let_go(self, held: Held) -> None:
+        """
+        Give a job that was held the due time that it had before, unless it has changed since.
+        """
+        await self._hold(held.key, str(held.due_ms), held.revision)
+
+    async def _hold(self, key: JobKey, when: str, revision: int | None) -> Held | None:
+        fixed = {
+            "nonce": new_nonce(),
+            "topic": key.topic,
+            "member": key.member,
+            "revision": "" if revision is None else revision,
+            "when": when,
+        }
+        return held_of(key, await self._run("hold", self._shard(key), (key.topic,), fixed))
 
     async def requeue(self, keys: Sequence[JobKey]) -> list[Placed | DulyError]:
         """

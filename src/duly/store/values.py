@@ -87,6 +87,18 @@ class Promise(NamedTuple):
     cancelled: bool = False
 
 
+class Held(NamedTuple):
+    """
+    How a job stood when it was to be held.
+    """
+
+    key: JobKey
+    held: bool  #: False: it runs or has ended, or is of another revision
+    revision: int
+    due_ms: int
+    state: JobState
+
+
 class Hydrated(NamedTuple):
     """
     What became of a promise: whose revision stands in the store now.

@@ -1,0 +1,44 @@
+#!lua flags=allow-oom
+-- hold: keep a job that waits from starting while its row is changed, at the revision that it has.
+--
+-- moves    scheduled, ready -> scheduled
+-- uses     clock records replies changes
+-- KEYS     meta      hash    the shard's numbers
+--          topics    hash    counters of topics
+--          jobs      hash    member -> record
+--          due       zset    member -> due_ms
+--          events    stream  what happened
+--          timer     stream  the earliest due time changed
+--          lanes...  stream  seven keys for its topic, see lib/changes.lua
+-- ARGV     now_ms    '' means the server's clock
+--          nonce     of the event entry
+--          topic     of the job
+--          member    of the job
+--          revision  that must stand, '' for any
+--          when      '+ms' from now at the earliest, or absolute, to let it go again
+-- returns  '<word> <revision> <due_ms> <state>' as it was before, word one of ok conflict gone
+-- cost     O(log n)
+
+local now_floor, now_ceil = clock(now_ms)
+name_topic(topic, 1)
+local job = fetch({member})[1]
+if not job then return 'gone 0 0 0' end
+
+local was_ms = job.state == SCHEDULED and tonumber(redis.call('ZSCORE', due, member)) or job[DUE] or now_floor
+local answer = string.format('%d %d %d', job.revision, was_ms, job.state)
+if job.state > READY or (revision ~= '' and job.revision ~= tonumber(revision)) then return 'conflict ' .. answer end
+
+local from_now = string.byte(when) == 43
+local due_ms = from_now and math.max(was_ms, now_ceil + when) or tonumber(when)
+if due_ms ~= was_ms then
+  if job.state == READY then
+    drop_entry(topic, lane_of(job), job[ENTRY])
+    count(topic, READY, -1)
+    count(topic, SCHEDULED, 1)
+  end
+  job.state, job[ENTRY], job[DUE] = SCHEDULED, 0, due_ms
+  schedule(member, due_ms)
+  put('rescheduled', job, from_now and 'held' or 'let go')
+  commit(now_floor, nonce)
+end
+return 'ok ' .. answer
