@@ -4,14 +4,17 @@ Every event once in the table, whatever was lost on the way, and what is missing
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from pyspark import InheritableThread
 
 from duly.errors import UsageError
+from duly.spark.history import upkeep
 from duly.spark.history.batch import BEGUN
 from duly.spark.history.pipeline import HistoryOptions, HistoryStopped, history
 from duly.spark.history.ranges import missing, runs_of
@@ -156,6 +159,42 @@ def test_compaction_keeps_rows_and_progress(spark, queue, options):
     assert before == rows_of(spark, options.table)
     assert progress == table.progress()
     assert 0 == history(spark, options).rows
+
+
+def test_a_batch_beside_a_compaction_is_not_forgotten(spark, queue, options, monkeypatch):
+    queue.live(40)
+    assert 1 < history(spark, replace(options, max_rows=20)).batches
+    table = HistoryTable(options.table)
+    progress = table.progress()
+    [place] = progress.places.values()
+    further = replace(progress, places={0: replace(place, counter=place.counter + 5)})
+
+    class Slow(HistoryTable):
+        def progress(self, opened=None):
+            found = super().progress(opened)
+            table.append(table.open(), [], further)
+            return found
+
+    monkeypatch.setattr(upkeep, "HistoryTable", Slow)
+    done = compact(options.table)
+    assert done.files_after < done.files_before
+    assert further == table.progress()
+
+
+def test_how_far_a_table_came_outlives_the_commits_of_its_batches(spark, queue, options):
+    queue.live(40)
+    history(spark, replace(options, max_rows=20))
+    table = HistoryTable(options.table)
+    progress = table.progress()
+    compact(options.table)
+    long_ago_s = time.time() - 365 * 86_400
+    for commit in Path(options.table, "_delta_log").glob("*.json"):
+        os.utime(commit, (long_ago_s, long_ago_s))
+    opened = table.open()
+    opened.create_checkpoint()
+    opened.cleanup_metadata()
+    assert ["OPTIMIZE"] == [commit["operation"] for commit in table.open().history()]
+    assert progress == table.progress()
 
 
 def test_plain_parquet_holds_the_same_rows(spark, queue, options):

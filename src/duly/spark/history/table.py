@@ -120,13 +120,17 @@ class HistoryTable:
 
     def progress(self, table: DeltaTable | None = None) -> Progress:
         """
-        What the newest commit of ours says.
+        What the newest batch said.
+
+        A compaction repeats what was so when it began, and batches come meanwhile: it is believed only where
+        the commits of all batches are gone.
         """
-        for commit in (table or self.open()).history():
-            if OFFSETS in commit:
-                gaps = tuple(Gap(**gap) for gap in json.loads(commit[GAPS]))
-                return Progress(commit[NAMESPACE], read_places(json.loads(commit[OFFSETS])), gaps)
-        return Progress("")
+        told = [commit for commit in (table or self.open()).history() if OFFSETS in commit]
+        if not told:
+            return Progress("")
+        newest = next((commit for commit in told if commit["operation"] == "WRITE"), told[0])
+        gaps = tuple(Gap(**gap) for gap in json.loads(newest[GAPS]))
+        return Progress(newest[NAMESPACE], read_places(json.loads(newest[OFFSETS])), gaps)
 
     def committed(self, table: DeltaTable, namespace: str, places: Places) -> Committed:
         """

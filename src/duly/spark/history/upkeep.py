@@ -36,7 +36,7 @@ def compact(path: str, *, keep_hours: int = KEEP_HOURS) -> Compacted:
     history = HistoryTable(path)
     table = history.open()
     before = len(table.file_uris())
-    # The newest commit carries the progress, whatever it is for.
+    # Commits are deleted some weeks after the next checkpoint, also those of the last batches there were.
     properties = CommitProperties(custom_metadata=dict(history.progress(table).metadata()))
     table.optimize.compact(commit_properties=properties)
     removed = table.vacuum(
