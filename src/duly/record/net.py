@@ -135,10 +135,11 @@ class Net:
         if not entries:
             return 0
         caught = await self._catch(shard, entries, self._database.read)
-        await self._database.write(
+        moved = await self._database.write(
             lambda connection: self._write(connection, shard, generation, place, caught)
         )
-        await self._confirm(shard, caught.place)
+        if moved:
+            await self._confirm(shard, caught.place)
         return len(entries)
 
     async def _follow_alone(self, shard: int, generation: int) -> int:
@@ -153,9 +154,10 @@ class Net:
             if not entries:
                 return 0
             caught = await self._catch(shard, entries, connection.run_sync)
-            await connection.run_sync(self._write, shard, generation, locked, caught)
+            moved = await connection.run_sync(self._write, shard, generation, locked, caught)
             await connection.commit()
-        await self._confirm(shard, caught.place)
+        if moved:
+            await self._confirm(shard, caught.place)
         return len(entries)
 
     def _former(self, connection: Connection, generation: int) -> bool:
@@ -247,12 +249,17 @@ class Net:
 
     def _write(
         self, connection: Connection, shard: int, generation: int, before: Place | None, caught: Caught
-    ) -> None:
+    ) -> bool:
+        """
+        Tell the record, and whether its place is behind these events now: others may have been quicker, with
+        fewer of them.
+        """
         namespace = self._store.namespace
         write_runs(connection, namespace, [(run, generation) for run in caught.runs])
         crash_point("net.written")
-        move(connection, namespace, shard, before, caught.place)
+        moved = move(connection, namespace, shard, before, caught.place)
         crash_point("net.moved")
+        return moved
 
     async def _confirm(self, shard: int, place: Place) -> None:
         """

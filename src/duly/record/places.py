@@ -39,22 +39,24 @@ def place_of(connection: Connection, namespace: str, shard: int, *, lock: bool =
     return Place(Offset(row.epoch, row.counter, row.nonce), row.at_ms) if row else None
 
 
-def move(connection: Connection, namespace: str, shard: int, before: Place | None, after: Place) -> None:
+def move(connection: Connection, namespace: str, shard: int, before: Place | None, after: Place) -> bool:
     """
-    Note how far the record has followed a shard, unless somebody else did meanwhile.
+    Note how far the record has followed a shard, unless somebody else did meanwhile; whether it is so far.
     """
     columns = positions.c
     values = after.offset._asdict() | {"at_ms": after.at_ms}
     if before is None:
         insert_absent(connection, positions, [{"namespace": namespace, "shard": shard} | values])
-        return
-    connection.execute(
-        update(positions)
-        .where(
-            columns.namespace == namespace,
-            columns.shard == shard,
-            columns.epoch == before.offset.epoch,
-            columns.counter == before.offset.counter,
+    else:
+        connection.execute(
+            update(positions)
+            .where(
+                columns.namespace == namespace,
+                columns.shard == shard,
+                columns.epoch == before.offset.epoch,
+                columns.counter == before.offset.counter,
+            )
+            .values(**values)
         )
-        .values(**values)
-    )
+    # Asked, not counted: it may be noted a second time, after the answer to the first was lost.
+    return place_of(connection, namespace, shard) == after

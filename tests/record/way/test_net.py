@@ -228,6 +228,37 @@ async def test_many_nets_at_once_come_to_the_same(database, store, feed, bring):
     assert (await feed.last(0)).counter == (await position_of(database)).counter
 
 
+@pytest.mark.parametrize("begun", [False, True], ids=["at the beginning", "on the way"])
+async def test_redis_hears_of_no_place_that_the_record_is_not_at(
+    database, store, feed, bring, clock, monkeypatch, caplog, begun
+):
+    """
+    It would trim events that the record has to read once more.
+    """
+    slow, quick = (Net(database, store, generation=lambda: 1, settle_ms=ms) for ms in (0, 2_000))
+    if begun:
+        await bring("a")
+        await slow.run_once()
+    await bring("b")
+    clock.advance(ms=2_000)
+    await bring("c")
+    catch = slow._catch
+
+    async def catch_late(*args):
+        # It has read less, and writes first, unless it finds the place locked.
+        await quick.run_once()
+        return await catch(*args)
+
+    monkeypatch.setattr(slow, "_catch", catch_late)
+    await slow.run_once()
+    assert (await position_of(database)).counter == (await feed.committed("record", 0)).counter
+    await feed.trim(0)
+    while await slow.run_once():
+        pass
+    assert (await feed.last(0)).counter == (await position_of(database)).counter
+    assert "are lost" not in caplog.text
+
+
 async def test_a_redis_that_is_behind_the_record_is_left_alone(
     net, database, store, bring, namespace, caplog
 ):
