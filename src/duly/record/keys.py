@@ -48,17 +48,28 @@ class KeptKeys:
         pairs = zip(found[::2], found[1::2], strict=True)
         known = {id_.decode(): about for id_, about in pairs}
         await self._database.write(partial(_put, namespace=self._namespace, found=known))
+        # One that was revoked meanwhile had no row to be dropped.
+        for id_ in known.keys() - await _there(store):
+            await self.drop(id_)
 
     async def restore(self, store: Store) -> None:
         """
         Let the queue have the keys of the record, and no others.
         """
-        kept = await self._database.read(partial(_all, namespace=self._namespace))
-        there = {id_.decode() for id_ in await store.link.call("HKEYS", _place(store))}
+        kept = await self._kept()
         for id_, about in kept.items():
             await store.link.call("HSET", _place(store), id_, about)
-        if gone := there - kept.keys():
+        there = await _there(store)
+        # Asked again, last: one that was revoked meanwhile must not come back, one that was made must stay.
+        if gone := there - (await self._kept()).keys():
             await store.link.call("HDEL", _place(store), *gone)
+
+    async def _kept(self) -> dict[str, bytes]:
+        return await self._database.read(partial(_all, namespace=self._namespace))
+
+
+async def _there(store: Store) -> set[str]:
+    return {id_.decode() for id_ in await store.link.call("HKEYS", _place(store))}
 
 
 def _place(store: Store) -> str:

@@ -1,0 +1,69 @@
+"""
+API keys in the record: what is revoked or made while they are copied is revoked or made.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from duly.apikeys import KeyRing
+from duly.record.keys import KeptKeys
+
+
+@pytest.fixture
+def kept(database, queue):
+    return KeptKeys(database, queue.namespace)
+
+
+@pytest.fixture
+def after(monkeypatch):
+    """
+    Let something happen once the next call of a method has been answered.
+    """
+
+    def arrange(owner, name, happen):
+        method = getattr(owner, name)
+
+        async def call(*args, **options):
+            monkeypatch.setattr(owner, name, method)
+            answer = await method(*args, **options)
+            await happen()
+            return answer
+
+        monkeypatch.setattr(owner, name, call)
+
+    return arrange
+
+
+async def names(store) -> set[str]:
+    return {key.name for key in await KeyRing(store, {}).all()}
+
+
+async def test_keys_that_change_while_the_queue_gets_them_stay_as_they_were_changed(
+    database, queue, kept, after
+):
+    ring = KeyRing(queue, {}, keeper=kept)
+    await ring.create("old", ["admin"])
+    await ring.create("lost", ["read"])
+    await queue.link.call("DEL", queue.keys[0].fixed["api_keys"])
+    await kept.restore(queue)
+
+    async def change() -> None:
+        await ring.revoke("old")
+        await ring.create("new", ["read"])
+
+    after(database, "read", change)
+    await kept.restore(queue)
+    assert {"lost", "new"} == await names(queue)
+    await kept.restore(queue)
+    assert {"lost", "new"} == await names(queue)
+
+
+async def test_a_key_that_is_revoked_while_a_record_begins_is_not_kept(queue, kept, after):
+    ring = KeyRing(queue, {})  # of a process without the record
+    await ring.create("old", ["admin"])
+    await ring.create("shop", ["enqueue"])
+    after(queue.link, "call", lambda: ring.revoke("old"))
+    await kept.adopt(queue)
+    await kept.restore(queue)
+    assert {"shop"} == await names(queue)
