@@ -18,7 +18,7 @@ from duly.services.timer import ROOM_S, STAND_BY_S, STAYS_S, Timer, TimerBell
 from duly.store import Look, Store
 from tests.eventually import eventually
 from tests.services.conftest import LAZY, working
-from tests.store.kit import enqueue
+from tests.store.kit import enqueue, order
 
 SOON_S = 4  #: far from half a minute, and no busy machine takes so long; how soon it is, `duly bench` tells
 
@@ -260,6 +260,33 @@ async def test_a_bell_hears_of_an_earlier_due_time_also_between_two_readings(liv
     await enqueue(live, "near", delay_ms=5_000)
     await bell.run_once()
     assert outlook.due_in_s() < 6
+
+
+async def test_a_bell_hears_of_what_came_before_it_listened(live):
+    sleeper, outlook = timer(live, "a")
+    await sleeper.promote()
+    await enqueue(live, "near", delay_ms=5_000)
+    await TimerBell(live, 0, outlook, listen_s=0.05).run_once()
+    assert outlook.due_in_s() < 6
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["the first look", "a later look"])
+async def test_an_answer_does_not_hide_what_was_heard_since_it_was_asked(live, first):
+    sleeper, outlook = timer(live, "a")
+    await enqueue(live, "far", delay_ms=60_000)
+    if not first:
+        await sleeper.promote()
+    sent_s = time.monotonic()
+    look = await live.promote(0, timer="a", role="auto")
+    near = order("near", delay_ms=5_000)
+    await live.enqueue(near)
+    await TimerBell(live, 0, outlook, listen_s=0.05).run_once()
+    outlook.note(look, sent_s)
+    assert outlook.due_in_s() < 6
+    # Who asks later knows more.
+    await live.cancel([near.key])
+    await sleeper.promote()
+    assert outlook.due_in_s() > 50
 
 
 async def test_promotion_goes_on_beyond_one_batch_and_names_topics_it_did_not_know(live):

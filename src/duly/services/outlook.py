@@ -27,6 +27,7 @@ class Outlook:
         self.seen_s = 0.0  #: and when its answer was there
         self.server_ms = 0
         self._due_s: float | None = None
+        self._told_s = 0.0  #: when that was told
         self._lease_s: float | None = None
         self._changed: asyncio.Future[bool] | None = None
 
@@ -40,7 +41,11 @@ class Outlook:
         self.rank, self.peers = look.rank, look.peers
         # Counted from the answer, not from the question: early would be a wasted wake-up.
         base = (sent_s + self.seen_s) / 2 - look.micros / 1_000_000
-        self._due_s = None if look.next_due_ms is None else base + (look.next_due_ms - look.now_ms) / 1000
+        due_s = None if look.next_due_ms is None else base + (look.next_due_ms - look.now_ms) / 1000
+        # What was told since it was asked may be newer than this answer: the earlier one counts until the
+        # next look.
+        if sent_s >= self._told_s or self._is_earlier(due_s):
+            self._due_s, self._told_s = due_s, self.seen_s
         self._lease_s = (
             None if look.next_lease_ms is None else base + (look.next_lease_ms - look.now_ms) / 1000
         )
@@ -50,8 +55,10 @@ class Outlook:
         """
         Take over an earlier due time that the timer stream told of.
         """
-        due_s = self.seen_s + (due_ms - self.server_ms) / 1000
-        if self._due_s is None or due_s < self._due_s:
+        self._told_s = time.monotonic()
+        # Before the first look the server's clock is not known: the next one will tell.
+        due_s = self.seen_s + (due_ms - self.server_ms) / 1000 if self.seen_s else self._told_s
+        if self._is_earlier(due_s):
             self._due_s = due_s
             self._tell()
 
@@ -86,6 +93,9 @@ class Outlook:
             alarm.cancel()
             self._changed = None
         return bool(future.result())
+
+    def _is_earlier(self, due_s: float | None) -> bool:
+        return self._due_s is None or (due_s is not None and due_s < self._due_s)
 
     def _tell(self) -> None:
         if self._changed is not None and not self._changed.done():

@@ -118,17 +118,14 @@ class TimerBell:
         self._listen_s = listen_s
         self._key = store.keys[shard].fixed["timer"]
         self._outlook = outlook
-        self._last: bytes | None = None
+        # The newest entry is heard first, however old: it may be newer than the first look of this process.
+        self._last = b"0-0"
 
     async def run_once(self) -> int:
         """
         Wait for one message, or for some seconds.
         """
         call = self._store.link.call
-        if self._last is None:
-            # What came before the first promote of this process is seen by that promote.
-            entries = await call("XREVRANGE", self._key, "+", "-", "COUNT", 1)
-            self._last = entries[0][0] if entries else b"0-0"
         reply = await call(
             # Zero would block for ever.
             *(
