@@ -4,7 +4,7 @@ Fixtures of the record's tests: each runs on SQLite, on PostgreSQL and on MariaD
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,7 +15,7 @@ from duly.store import Store
 from tests.databases import MariaDB, PostgreSQL
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from pathlib import Path
 
     from tests.databases import Database
@@ -93,3 +93,23 @@ async def queue(valkey: Server, namespace: str) -> AsyncIterator[Store]:
     await store.create()
     yield store
     await link.aclose()
+
+
+@pytest.fixture
+def after(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """
+    Let something happen once the next call of a method has been answered.
+    """
+
+    def arrange(owner: Any, name: str, happen: Callable[[], Awaitable[Any]]) -> None:
+        method, to_happen = getattr(owner, name), [happen]
+
+        async def call(*args: Any, **options: Any) -> Any:
+            answer = await method(*args, **options)
+            while to_happen:
+                await to_happen.pop()()
+            return answer
+
+        monkeypatch.setattr(owner, name, call)
+
+    return arrange

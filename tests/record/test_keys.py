@@ -15,26 +15,6 @@ def kept(database, queue):
     return KeptKeys(database, queue.namespace)
 
 
-@pytest.fixture
-def after(monkeypatch):
-    """
-    Let something happen once the next call of a method has been answered.
-    """
-
-    def arrange(owner, name, happen):
-        method = getattr(owner, name)
-
-        async def call(*args, **options):
-            monkeypatch.setattr(owner, name, method)
-            answer = await method(*args, **options)
-            await happen()
-            return answer
-
-        monkeypatch.setattr(owner, name, call)
-
-    return arrange
-
-
 async def names(store) -> set[str]:
     return {key.name for key in await KeyRing(store, {}).all()}
 

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import pytest
 
-from duly.job import JobKey, JobState, Order
+from duly.job import JobKey, JobState, Lease, Order
 from duly.record.reconcile import STEP, Reconciler
 from duly.record.rows import AT_ONCE_MS
 from duly.record.rules import Difference
+from duly.record.sight import adopted
 from duly.views import CANARY, Views
+from tests.eventually import eventually
 from tests.record.kit import HOUR_MS, REVISION, both, change_row, hydrate, now_ms, read_rows, row, write_rows
 from tests.store.kit import claim
 
@@ -123,15 +125,32 @@ async def test_what_nobody_promised_is_adopted_as_it_is(database, queue, reconci
     )
     placed = await queue.enqueue(order)
     assert {Difference.orphan: 1} == (await reconcile()).repaired
-    adopted = (await read_rows(database))["a"]
-    assert (placed.revision, order.payload, order.envelope) == (
-        adopted.revision,
-        adopted.payload,
-        adopted.envelope,
-    )
-    assert (order.due_ms, 9_000, 7) == (adopted.due_ms, adopted.ttr_ms, adopted.retain_s)
-    assert adopted.relay_ms is None
+    mine = (await read_rows(database))["a"]
+    assert (placed.revision, order.payload, order.envelope) == (mine.revision, mine.payload, mine.envelope)
+    assert (order.due_ms, 9_000, 7) == (mine.due_ms, mine.ttr_ms, mine.retain_s)
+    assert mine.relay_ms is None
     assert not (await reconcile()).found
+
+
+async def test_what_is_adopted_is_so_at_one_moment(queue, after):
+    payload = b"x" * 5_000
+    placed = await queue.enqueue(Order(key("a"), payload, delay_ms=1, retain_s=0))
+
+    async def claimed() -> Lease:
+        leases = await claim(queue)
+        assert leases, "not due yet"
+        return leases[0]
+
+    async def run() -> None:
+        await queue.ack(await eventually(claimed))
+
+    after(queue.link, "call", run)
+    [found] = await adopted(queue, [key("a")], 1, now_ms())
+    assert (JobState.scheduled, placed.due_ms, payload) == (
+        found["state"],
+        found["due_ms"],
+        found["payload"],
+    )
 
 
 async def test_what_was_changed_without_the_record_is_adopted(database, queue, reconcile):
