@@ -17,6 +17,7 @@ from duly.records import NOBODY, head_of, job_of, worker_id
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from duly.connection import Link
     from duly.store import Store
 
 CANARY = "duly.canary"  #: the topic of jobs that only show whether jobs get through; not among those of users
@@ -126,8 +127,8 @@ class Views:
         Raises:
             UsageError: The cursor is not one of ours.
         """
-        limit = min(limit, PAGE)
-        shard, place = _read_cursor(cursor)
+        limit = max(1, min(limit, PAGE))
+        shard, place = _read_cursor(cursor, state)
         if shard >= self._store.shards:
             return Page([], None)
         if state is JobState.ready:
@@ -290,31 +291,17 @@ class Views:
     async def _indexed_members(
         self, shard: int, index: str, topic: str | None, place: str, limit: int
     ) -> tuple[list[tuple[bytes, str]], str | None]:
-        key = self._key(shard, index)
-        start = await self._rank_behind(key, place) if place else 0
         # With a topic to look for, read on through others, but never more than a page of them.
         count = PAGE if topic else limit
-        found = await self._store.link.call("ZRANGE", key, start, start + count - 1, "WITHSCORES")
+        found = await members_behind(self._store.link, self._key(shard, index), place, count)
         members: list[tuple[bytes, str]] = []
         prefix = f"{topic}/".encode() if topic else b""
-        for at in range(0, len(found), 2):
-            if found[at].startswith(prefix):
-                members.append((found[at], f"{found[at + 1].decode()} {found[at].decode()}"))
+        for member, score in found:
+            if member.startswith(prefix):
+                members.append((member, place_of(member, score)))
             if len(members) == limit:
                 return members, members[-1][1]
-        if len(found) < 2 * count:
-            return members, None
-        return members, f"{found[-1].decode()} {found[-2].decode()}"
-
-    async def _rank_behind(self, key: str, place: str) -> int:
-        """
-        Where to go on in an index: behind the last member seen, or where it was if it has moved.
-        """
-        score, _, member = place.partition(" ")
-        now_score = await self._store.link.call("ZSCORE", key, member)
-        if now_score is not None and now_score.decode() == score:
-            return int(await self._store.link.call("ZRANK", key, member)) + 1
-        return int(await self._store.link.call("ZCOUNT", key, "-inf", f"({score}"))
+        return members, place_of(*found[-1]) if len(found) == count else None
 
     async def _ready_members(
         self, shard: int, topic: str | None, place: str, limit: int
@@ -368,11 +355,30 @@ class Views:
         return self._store.keys[shard].fixed[name]
 
 
-def _read_cursor(cursor: str | None) -> tuple[int, str]:
+async def members_behind(link: Link, index: str, place: str, limit: int) -> list[tuple[bytes, bytes]]:
+    """
+    Members of an index with their scores, from the one behind *place* on, as they stand at one moment.
+
+    A place is a score and a member; whether that member is still there does not matter.
+    """
+    score, _, member = (place or "-inf").partition(" ")
+    found = await link.run("page", [index], [score, member, limit])
+    return list(zip(found[::2], found[1::2], strict=True))
+
+
+def place_of(member: bytes, score: bytes) -> str:
+    """
+    The place of a member in its index.
+    """
+    return f"{score.decode()} {member.decode()}"
+
+
+def _read_cursor(cursor: str | None, state: JobState) -> tuple[int, str]:
     if cursor is None:
         return 0, ""
     shard, colon, place = cursor.partition(":")
-    if not colon or not shard.isdigit():
+    scored = not place or state is JobState.ready or place.partition(" ")[0].isdigit()
+    if not colon or not shard.isdigit() or not scored:
         msg = f"{cursor!r} is not a cursor of this list: pass the one that the page before gave"
         raise UsageError(msg)
     return int(shard), place
