@@ -151,6 +151,19 @@ async def test_jobs_that_are_due_together_are_read_page_by_page(spark, queue):
     assert [f"r{n}" for n in range(9)] == sorted(found)
 
 
+async def test_jobs_that_leave_while_an_index_is_read_hide_no_others(queue):
+    later_ms, ids = 5_000_000_000_000, [f"{at:02}" for at in range(40)]
+    for id_ in ids:
+        await enqueue(queue.store, id_, due_ms=later_ms)
+    await enqueue(queue.store, "later", due_ms=later_ms + 1)
+    part = Part(0, (int(JobState.scheduled),), "due", high=later_ms + 1)
+    seen = []
+    async for page in pages._indexed(queue.store.link, queue.store.keys[0], part, 10):
+        seen += [member.decode() for member, _ in page]
+        await queue.store.cancel([JobKey.of(member) for member, _ in page[::3]])
+    assert [f"mail/{id_}" for id_ in ids] == seen
+
+
 async def test_a_long_index_is_cut_into_ranges_that_miss_nothing(queue, monkeypatch):
     monkeypatch.setattr(pages, "SPLIT", 10)
     for n in range(60):

@@ -16,7 +16,7 @@ from duly.records import worker_id
 from duly.spark.columns import JOBS, arrow
 from duly.spark.rows import arrays_of, row_of
 from duly.spark.sending import Loop
-from duly.views import CANARY
+from duly.views import CANARY, members_behind, place_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -186,19 +186,13 @@ def first_cursor(slot: int, slots: int) -> int:
 
 
 async def _indexed(link: Link, shard: ShardKeys, part: Part, page: int) -> AsyncIterator[Found]:
-    low, skip = part.low, 0
+    place = f"{part.low} "
     while True:
-        found = await link.call(
-            *("ZRANGE", shard.fixed[part.index], low, f"({part.high}", "BYSCORE"),
-            *("LIMIT", skip, page, "WITHSCORES"),
-        )
-        yield [(member, None) for member in found[::2]]
-        if len(found) < 2 * page:
+        found = await members_behind(link, shard.fixed[part.index], place, page)
+        yield [(member, None) for member, score in found if float(score) < part.high]
+        if len(found) < page or float(found[-1][1]) >= part.high:
             return
-        last = float(found[-1])
-        # Many may have the same score: go on behind those that were seen.
-        same = sum(float(score) == last for score in found[1::2])
-        low, skip = last, same + (skip if last == low else 0)
+        place = place_of(*found[-1])
 
 
 async def _ready(link: Link, shard: ShardKeys, part: Part, page: int) -> AsyncIterator[Found]:
