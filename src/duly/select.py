@@ -91,7 +91,7 @@ async def select(
             found = await views.page(state, topic, cursor=cursor, limit=page)
             jobs, cursors = [], []
             for job, place in zip(found.jobs, found.places, strict=True):
-                changed = newest is not None and job.revision > newest[views.shard_of(job.key)]
+                changed = newest is not None and views.changed(job, newest)
                 if not changed and (selection.where is None or selection.where.matches(job, now_ms)):
                     jobs.append(job)
                     cursors.append(f"{state.name},{topic or ''},{place}")

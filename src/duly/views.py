@@ -232,9 +232,15 @@ class Views:
 
     async def newest(self) -> list[int]:
         """
-        The newest number of each shard: a job with a higher revision was changed after this was asked.
+        The newest numbers there are, for `changed`.
         """
         return await self._numbers("sequence")
+
+    def changed(self, job: Job, newest: Sequence[int]) -> bool:
+        """
+        Whether a job was sent or changed after `newest` was asked; its runs do not count.
+        """
+        return job.revision > newest[self.shard_of(job.key)]
 
     async def replies_dropped(self) -> int:
         """

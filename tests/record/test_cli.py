@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 
@@ -11,13 +12,16 @@ import msgspec
 import pytest
 import redis
 
+from duly import Duly
 from duly.cli.main import main
+from duly.codec import reason_document
 from duly.job import JobKey, JobState, Order
 from duly.keys import ShardKeys
 from duly.record.clock import Moment
 from duly.record.database import Database
 from duly.record.schema import newest
 from duly.record.writes import Wanted, accept, cancel
+from duly.store import Want
 
 NOW = Moment(1_000, 1_000)
 
@@ -162,6 +166,60 @@ def test_an_emptied_queue_is_filled_again_from_the_command_line(duly, valkey, na
     assert 0 == duly("record", "reconcile", *where)[0]
     _, out, _ = duly("record", "reconcile", "--json", *where)
     assert (1, 0) == tuple(msgspec.json.decode(out)[name] for name in ("jobs", "on_its_way"))
+
+
+@pytest.fixture
+def recorded(duly, valkey, namespace, migrated_url):
+    """
+    A command on a queue with a record; three jobs wait, one of them beyond the horizon.
+    """
+    where = ("--url", valkey.url, "--namespace", namespace, "--record", migrated_url)
+
+    def run(*words):
+        code, out, err = duly(*words, *where)
+        assert "" == err
+        return code, out
+
+    for id_, delay in (("a", "1h"), ("b", "2h"), ("far", "3d")):
+        assert 0 == run("enqueue", "mail", "{}", "--id", id_, "--delay", delay)[0]
+    return run
+
+
+def states(recorded):
+    listed = [msgspec.json.decode(line) for line in recorded("jobs", "ls", "--json")[1].splitlines()]
+    return {job["id"]: job["state"] for job in listed}
+
+
+def test_many_jobs_of_a_record_are_cancelled_and_run_again(recorded):
+    assert (0, "3 jobs cancelled\n") == recorded("jobs", "cancel", "--topic", "mail", "--yes")
+    assert {"a": "cancelled", "b": "cancelled", "far": "cancelled"} == states(recorded)
+    assert (0, "0 jobs cancelled\n") == recorded("jobs", "cancel", "--topic", "mail", "--yes")
+    words = ("jobs", "requeue", "--state", "cancelled", "--where", "id in (a, b)", "--yes")
+    assert (0, "2 jobs requeued\n") == recorded(*words)
+    assert {"a": "ready", "b": "ready", "far": "cancelled"} == states(recorded)
+
+
+def test_many_jobs_of_a_record_are_rescheduled_once_each(recorded):
+    words = ("jobs", "reschedule", "--topic", "mail", "--delay", "4d", "--yes")
+    assert (0, "3 jobs rescheduled\n") == recorded(*words)
+    words = ("jobs", "reschedule", "--topic", "mail", "--delay", "0", "--yes")
+    assert (0, "3 jobs rescheduled\n") == recorded(*words)
+    assert {"a": "ready", "b": "ready", "far": "ready"} == states(recorded)
+
+
+async def _bury(url, namespace, record):
+    async with Duly(url, namespace=namespace, record=record) as app:
+        await app.job("mail", "a").reschedule(delay=0)
+        store = await app.store()
+        claimed = await store.claim(0, [Want("mail", 1, 60_000)], worker="w", number=1, limit=1)
+        await store.bury(claimed.leases[0], reason_document("ValueError", "no user 42"))
+
+
+def test_dead_jobs_of_a_record_are_run_again(recorded, valkey, namespace, migrated_url):
+    asyncio.run(_bury(valkey.url, namespace, migrated_url))
+    assert "dead" == states(recorded)["a"]
+    assert (0, "1 job requeued\n") == recorded("dead", "requeue", "--error", "no user", "--yes")
+    assert "ready" == states(recorded)["a"]
 
 
 def test_reconcile_needs_a_record(duly, valkey):

@@ -13,6 +13,7 @@ import pytest
 from duly import Duly, JobNotFound
 from duly.job import JobState
 from duly.record.reconcile import Reconciler
+from duly.select import Selection, select
 from duly.settings import Settings
 from tests.eventually import eventually
 from tests.record.kit import read_rows
@@ -128,6 +129,28 @@ async def test_what_is_dead_is_remembered_and_can_run_again(app):
 
         await eventually(again)
     assert b"no such person" in (await rows_of(app))["a"].outcome
+
+
+async def test_what_is_moved_while_one_looks_is_met_once(app, valkey, namespace):
+    """
+    Also what was sent before there was a record, whose revisions are numbers of the queue.
+    """
+    async with Duly(valkey.url, namespace=namespace) as before:
+        await before.enqueue("mail", id="before", delay=20)
+    await app.enqueue(app.mail.job("near"), id="near", delay=30)
+    await app.enqueue(app.mail.job("far"), id="far", delay=3_600)
+    views, moved = await app.views(), []
+    waiting = Selection((JobState.scheduled, JobState.ready))
+    async for part in select(views, waiting, page=1, newest=await views.newest()):
+        for job in part.jobs:
+            # To where the list has not come yet.
+            await app.job(*job.key).reschedule(delay=7_200)
+            moved.append(job.id)
+        assert len(moved) <= 3
+    assert ["before", "near", "far"] == moved
+    assert [] == [job.id async for part in select(views, waiting, newest=[0, 0]) for job in part.jobs], (
+        "all were changed since then"
+    )
 
 
 async def test_a_job_whose_topic_is_purged_is_cancelled_on_both_sides(app):

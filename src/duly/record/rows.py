@@ -78,6 +78,10 @@ def relay_at(old: JobRow, due_ms: int, now: Moment) -> int:
     return due_ms if cold else due_ms - AT_ONCE_MS
 
 
+#: Between the revisions of rows and those that Redis counts by itself, from milliseconds on.
+FIRST_REVISION = 10**15
+
+
 def next_revision(last: int = 0) -> int:
     """
     The number of a change: the later of its last one plus one and microseconds since 1970.

@@ -11,7 +11,7 @@ from sqlalchemy import select, tuple_
 
 from duly.errors import UsageError
 from duly.job import JobKey, JobState
-from duly.record.rows import JobRow, job_of
+from duly.record.rows import FIRST_REVISION, JobRow, job_of, next_revision
 from duly.record.stored import find
 from duly.record.tables import jobs
 from duly.views import PAGE, Page, Views
@@ -52,6 +52,23 @@ class RecordViews(Views):
 
     def _job(self, row: JobRow | None) -> Job | None:
         return None if row is None else job_of(row, self._clock.now())
+
+    async def newest(self) -> list[int]:
+        """
+        The newest numbers there are, for `changed`: of each shard, and last the one that a row would get now.
+
+        That is by this machine's clock: what one whose clock is ahead sent a moment ago counts as changed.
+        """
+        return [*await super().newest(), next_revision()]
+
+    def changed(self, job: Job, newest: Sequence[int]) -> bool:
+        """
+        Whether a job was sent or changed after `newest` was asked; its runs do not count.
+        """
+        if job.revision < FIRST_REVISION:
+            # It was sent before there was a record.
+            return super().changed(job, newest)
+        return job.revision > newest[-1]
 
     async def page(
         self, state: JobState, topic: str | None = None, *, cursor: str | None = None, limit: int = 100
