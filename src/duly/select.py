@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from duly.views import Views
     from duly.where import Where
 
-#: In this order jobs are listed: what happens now, what comes, what is over.
+#: In this order jobs are shown: what happens now, what comes, what is over.
 ORDER = (
     JobState.running,
     JobState.ready,
@@ -73,15 +73,19 @@ async def select(
     """
     Find jobs, part by part; a part may be empty.  It is no snapshot: jobs move on meanwhile.
 
-    With *newest*, from `Views.newest`, jobs that were changed since are left out: one who moves jobs to where
-    this still has to look would otherwise meet them again, and again.
+    With *newest*, from `Views.newest`, it is for one who acts on jobs.  Those that were changed since are
+    left out: who moves jobs to where this still has to look would otherwise meet them again, and again.  And
+    states are looked at in the order in which jobs live: one that falls due or begins to run meanwhile is met
+    in its next state, if not before.  Only what is tried again goes back to where this has been; who acts on
+    running jobs, too, looks a second time, and meets just those.
 
     Raises:
         UsageError: *after* is no cursor of this selection.
     """
     selection = selection.narrowed()
     now_ms = await views.now_ms()
-    places = [(state, topic) for state in selection.states for topic in _topics(selection)]
+    states = selection.states if newest is None else sorted(selection.states)
+    places = [(state, topic) for state in states for topic in _topics(selection)]
     cursor: str | None = None
     if after is not None:
         at, cursor = _read(after, places)

@@ -4,10 +4,14 @@ Moving jobs: by name, and many at once after a question.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from duly import JobState
+from duly.cli import steer
 from duly.codec import reason_document
+from duly.select import Selection
 from tests.cli.schemas import read
 from tests.cli.test_shapes import claim
 
@@ -112,6 +116,28 @@ def test_many_jobs_are_rescheduled_once_each(duly, waiting):
         "1 job rescheduled\n" == duly("jobs", "reschedule", "--where", "id = a3", "--due-at", due, "-y").out
     )
     assert "2099-01-01T00:00:00.000Z" == duly("jobs", "show", "mail/a3", "--json").json["due_at"]
+
+
+def test_a_job_whose_run_fails_meanwhile_is_cancelled_too(arrange):
+    async def act(app):
+        store = await app.store()
+        for id_ in ("waits", "fails"):
+            await app.enqueue("mail", id=id_, delay=3_600)
+        await app.job("mail", "fails").reschedule(delay=0)
+        running = await claim(app)
+
+        async def cancel(app, keys):
+            # What is scheduled has been listed: this one goes back there before those that run are.
+            while running:
+                await store.retry(running.pop(), 60_000)
+            return await steer.CANCEL.act(app, keys)
+
+        verb = replace(steer.CANCEL, act=cancel)
+        newest = await (await app.views()).newest()
+        done = await steer._each(verb, app, Selection(steer.OPEN, ("mail",)), newest, None)
+        return done.count, [(await app.job("mail", id_).get()).state for id_ in ("waits", "fails")]
+
+    assert (2, [JobState.cancelled] * 2) == arrange(act)
 
 
 async def _dead(app, topic, id_, kind, message):

@@ -91,6 +91,22 @@ async def test_what_was_moved_while_looking_is_met_once(store, views, clock):
     assert [f"{at:02}" for at in range(30)] == sorted(moved)
 
 
+async def test_what_moves_on_while_one_acts_on_it_is_not_missed(store, views, clock):
+    ids = [f"{at:02}" for at in range(40)]
+    await store.enqueue_many([order(id_, delay_ms=100 + int(id_)) for id_ in ids])
+    clock.advance(ms=110)
+    await store.promote(0)
+    await claim(store, limit=5)
+    met = set()
+    open_ = Selection((JobState.running, JobState.ready, JobState.scheduled))
+    async for part in select(views, open_, page=4, newest=await views.newest()):
+        met.update(job.id for job in part.jobs)
+        clock.advance(ms=5)
+        await store.promote(0)
+        await claim(store, limit=2)
+    assert set(ids) == met
+
+
 async def test_the_oldest_of_the_waiting_jobs_is_found_behind_running_ones(store, views, clock):
     assert await views.waiting_since("mail") is None
     first = clock.now_ms

@@ -36,6 +36,7 @@ WAITING = (JobState.scheduled, JobState.ready)
 ENDED = (JobState.dead, JobState.cancelled, JobState.succeeded)
 AT_ONCE = 16  #: calls under way for a verb that takes one job at a time
 SHOWN = 10
+LOOKS = 3  #: at most, for jobs that may run; the last of them finds nothing, or next to nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,25 +235,41 @@ async def _each(
     matches: Callable[[Job], bool] | None,
 ) -> Found:
     done = Found()
-    views = await app.views()
     with progress(verb.name, await _total(app, selection)) as advance:
-        async for part in select(views, selection, newest=newest):
-            keys = [job.key for job in part.jobs if matches is None or matches(job)]
-            try:
-                answers = await verb.act(app, keys)
-            except (StoreUnavailable, OutcomeUnknown) as error:
-                before = f"{jobs_of(done.count)} {verb.done} before that; run it again for the rest"
-                raise type(error)(f"{error}. {before}") from error
-            for key, answer in zip(keys, answers, strict=True):
-                if not isinstance(answer, DulyError):
-                    done.topics[key.topic] += 1
-                    continue
-                # It moved on between being found and being asked.
-                done.refused[type(answer).__name__] += 1
-                if len(done.first) < SHOWN:
-                    done.first.append(str(answer))
-            advance(part.seen)
+        # A run that fails meanwhile leaves its job where this has been.
+        for _ in range(LOOKS if JobState.running in selection.narrowed().states else 1):
+            before = done.count
+            await _once(verb, app, selection, newest, matches, done, advance)
+            if done.count == before:
+                break
     return done
+
+
+async def _once(
+    verb: Verb,
+    app: Duly,
+    selection: Selection,
+    newest: Sequence[int],
+    matches: Callable[[Job], bool] | None,
+    done: Found,
+    advance: Callable[[int], None],
+) -> None:
+    async for part in select(await app.views(), selection, newest=newest):
+        keys = [job.key for job in part.jobs if matches is None or matches(job)]
+        try:
+            answers = await verb.act(app, keys)
+        except (StoreUnavailable, OutcomeUnknown) as error:
+            before = f"{jobs_of(done.count)} {verb.done} before that; run it again for the rest"
+            raise type(error)(f"{error}. {before}") from error
+        for key, answer in zip(keys, answers, strict=True):
+            if not isinstance(answer, DulyError):
+                done.topics[key.topic] += 1
+                continue
+            # It moved on between being found and being asked.
+            done.refused[type(answer).__name__] += 1
+            if len(done.first) < SHOWN:
+                done.first.append(str(answer))
+        advance(part.seen)
 
 
 async def _total(app: Duly, selection: Selection) -> int:
