@@ -11,10 +11,12 @@ import re
 from duly.job import ID, TOPIC, JobState, Lane
 
 _WORD = re.compile("^[A-Za-z0-9_-]+$")
-SCHEMA = {"type": "string", "pattern": _WORD.pattern, "maxLength": 600}
+SCHEMA = {"type": "string", "pattern": _WORD.pattern, "maxLength": 1000}
 
-# What a page says: a shard, and behind which entry of an index or of a stream to go on.
-_INDEX = re.compile(rf"[0-9]{{1,5}}:(?:[0-9]{{1,17}} {TOPIC.pattern}/{ID.pattern})?")
+# What a page says: a shard, and behind which entry of an index or of a stream to go on; with a record, before
+# that, behind which row.
+_KEY = f"{TOPIC.pattern}/{ID.pattern}"
+_INDEX = re.compile(rf"(?:record:-?[0-9]{{1,18}} (?:{_KEY}|/) )?[0-9]{{1,5}}:(?:[0-9]{{1,17}} {_KEY})?")
 _LANES = "|".join(lane.name for lane in Lane)
 _STREAM = re.compile(rf"[0-9]{{1,5}}:(?:{TOPIC.pattern} (?:{_LANES}) [0-9]{{1,18}}-[0-9]{{1,18}})?")
 

@@ -4,13 +4,14 @@ Looking at jobs on both sides alike: those that the queue holds, and those that 
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import TYPE_CHECKING
 
 from sqlalchemy import select, tuple_
 
 from duly.errors import UsageError
-from duly.job import JobKey, JobState
+from duly.job import JobState
 from duly.record.rows import FIRST_REVISION, JobRow, job_of, next_revision
 from duly.record.stored import find
 from duly.record.tables import jobs
@@ -21,12 +22,18 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from duly.job import Job
+    from duly.job import Job, JobKey
     from duly.record.clock import Clock
     from duly.record.database import Database
     from duly.store import Store
 
-_COLD = "record:"  #: how cursors begin that go on in the record
+Place = tuple[int, str, str]  #: of a row among those that wait: when it is to be brought, its topic and id
+
+_START: Place = (1 - 10**18, "", "")
+_END: Place = (10**18 - 1, "", "")
+_CURSOR = re.compile(
+    r"(?:record:(-?[0-9]{1,18}) ([\w.-]*)/([\w.~:@=+-]*) )?([0-9]{1,5}:(?:[0-9]{1,17} \S+)?)", re.ASCII
+)
 
 
 class RecordViews(Views):
@@ -74,72 +81,123 @@ class RecordViews(Views):
         self, state: JobState, topic: str | None = None, *, cursor: str | None = None, limit: int = 100
     ) -> Page:
         """
-        Jobs in one state, a page at a time; after what is scheduled in the queue, what waits in the record.
+        Jobs in one state, a page at a time; what is scheduled in the queue and in the record, soonest first.
+
+        Both are gone through side by side, by due time.  A job that comes within the horizon meanwhile keeps
+        its place in that order, so that it is not missed; one that was listed before may be listed again.
 
         Raises:
             UsageError: The cursor is not one of ours.
         """
         if state is not JobState.scheduled:
             return await super().page(state, topic, cursor=cursor, limit=limit)
-        if cursor is None or not cursor.startswith(_COLD):
-            page = await super().page(state, topic, cursor=cursor, limit=limit)
-            if page.cursor is not None or len(page.jobs) >= limit:
-                return page if page.cursor else Page(page.jobs, _COLD, page.places)
-            before, cursor = page, _COLD
-        else:
-            before = Page([], None)
-        room = min(limit, PAGE) - len(before.jobs)
-        after = _read_cursor(cursor)
-        found = await self._database.read(
-            partial(waiting, namespace=self._store.namespace, topic=topic, after=after, limit=room)
-        )
-        # One that was rescheduled a moment ago may still be in the queue: it was on an earlier page.
+        behind, cursor = _read_cursor(cursor)
+        if _due_ms(cursor) is None:
+            # The record was gone through with the first shard: what came to others since is met there.
+            return await super().page(state, topic, cursor=cursor, limit=limit)
+        # First the record, then the queue: a job may go from one to the other between the two, not back.
+        found = await self._waiting(topic, behind, 1)
+        page = await super().page(state, topic, cursor=cursor, limit=limit)
+        if not found:
+            return _with(_END, page)
+        [(record_ms, *_)] = map(_place, found)
+        queue_ms = _due_ms(page.places[0] if page.places else page.cursor)
+        if queue_ms is not None and queue_ms < record_ms:
+            return _with(max(behind, (record_ms, "", "")), _before(record_ms, page))
+        found = await self._waiting(topic, behind, max(1, min(limit, PAGE)), until_ms=queue_ms)
+        # What is on its way is in the queue by now, further on than this list has come.
         there = await Views.get_many(self, [row.key for row in found])
         cold = [row for row, hot in zip(found, there, strict=True) if hot is None]
         now = self._clock.now()
         return Page(
-            [*before.jobs, *(job_of(row, now) for row in cold)],
-            _place(found[-1]) if len(found) == room else None,
-            [*before.places, *map(_place, cold)],
+            [job_of(row, now) for row in cold],
+            _join(_place(found[-1]) if found else behind, cursor),
+            [_join(_place(row), cursor) for row in cold],
         )
+
+    async def _waiting(
+        self, topic: str | None, behind: Place, limit: int, until_ms: int | None = None
+    ) -> list[JobRow]:
+        work = partial(waiting, namespace=self._store.namespace, topic=topic, until_ms=until_ms, limit=limit)
+        return await self._database.read(partial(work, after=behind))
 
 
 def waiting(
     connection: Connection,
     namespace: str,
     topic: str | None,
-    after: tuple[int, str, str] | None,
+    after: Place,
+    until_ms: int | None,
     limit: int,
 ) -> list[JobRow]:
     """
-    Rows of jobs that the queue has not been given yet, soonest first.
+    Rows of jobs that the queue has not been given yet, soonest first; those due until then, if that is said.
     """
     place = tuple_(jobs.c.relay_ms, jobs.c.topic, jobs.c.id)
     where = [
         jobs.c.namespace == namespace,
         jobs.c.relay_ms.is_not(None),
         jobs.c.state == JobState.scheduled,
+        jobs.c.relay_ms >= after[0],
+        place > tuple_(*after),
     ]
     if topic is not None:
         where.append(jobs.c.topic == topic)
-    if after is not None:
-        where += [jobs.c.relay_ms >= after[0], place > tuple_(*after)]
+    if until_ms is not None:
+        where.append(jobs.c.relay_ms <= until_ms)
     found = connection.execute(
         select(jobs).where(*where).order_by(jobs.c.relay_ms, jobs.c.topic, jobs.c.id).limit(limit)
     )
     return list(map(JobRow._make, found))
 
 
-def _place(row: JobRow) -> str:
-    return f"{_COLD}{row.relay_ms} {row.key.member}"
+def _before(due_ms: int, page: Page) -> Page:
+    """
+    What of a page of the queue is due before a time.
+    """
+    places = [place for place in page.places if (_due_ms(place) or 0) < due_ms]
+    end_ms = _due_ms(page.cursor)
+    if len(places) < len(page.places) or end_ms is None or end_ms >= due_ms:
+        return Page(page.jobs[: len(places)], places[-1], places)
+    return page
 
 
-def _read_cursor(cursor: str) -> tuple[int, str, str] | None:
-    place = cursor.removeprefix(_COLD)
-    if not place:
-        return None
-    relay_ms, _, member = place.partition(" ")
-    if not relay_ms.removeprefix("-").isdigit() or "/" not in member:
-        msg = f"{cursor!r} is not a cursor of this list: pass the one that the page before gave"
-        raise UsageError(msg)
-    return int(relay_ms), *JobKey.of(member)
+def _with(behind: Place, page: Page) -> Page:
+    """
+    A page of the queue, to go on from there and behind a place in the record.
+    """
+    cursor = None if page.cursor is None else _join(behind, page.cursor)
+    return Page(page.jobs, cursor, [_join(behind, place) for place in page.places])
+
+
+def _place(row: JobRow) -> Place:
+    return row.relay_ms or 0, row.topic, row.id
+
+
+def _due_ms(cursor: str | None) -> int | None:
+    """
+    How far a list of the first shard has come; None for another one.
+    """
+    shard, _, place = (cursor or "").partition(":")
+    return int(place.partition(" ")[0] or 0) if shard == "0" else None
+
+
+def _join(behind: Place, cursor: str) -> str:
+    """
+    The cursor of a list of both; of the queue alone where the record was gone through.
+    """
+    relay_ms, topic, id_ = behind
+    return cursor if _due_ms(cursor) is None else f"record:{relay_ms} {topic}/{id_} {cursor}"
+
+
+def _read_cursor(cursor: str | None) -> tuple[Place, str]:
+    """
+    A place in the record, and a cursor of the queue.
+    """
+    if cursor is None:
+        return _START, "0:"
+    found = _CURSOR.fullmatch(cursor)
+    if found is None:
+        raise UsageError(f"{cursor!r} is not a cursor of this list: pass the one that the page before gave")
+    relay_ms, topic, id_, of_queue = found.groups()
+    return (_START if relay_ms is None else (int(relay_ms), topic, id_)), of_queue
