@@ -241,6 +241,29 @@ async def test_a_revision_that_the_queue_has_already_is_not_overwritten(database
     assert REVISION == lease.revision
 
 
+@pytest.mark.parametrize("how", ["killed", "emptied"])
+async def test_a_server_that_was_not_compared_is_not_approved(database, queue, guard, own_server, after, how):
+    """
+    What was compared agrees, and what answers when that is to be said has lost its memory since.
+    """
+    await write_rows(database, due(queue.namespace, "a"))
+    await guard.agree()
+    generation = guard.generation
+
+    async def lose():
+        own_server.kill()
+        shutil.rmtree(own_server.dir / "appendonlydir")
+        own_server.start()
+        await queue.create()
+
+    async def empty():
+        await queue.link.call("FLUSHALL")
+
+    after(guard, "_found_sound", lose if how == "killed" else empty)
+    await guard.agree()
+    assert guard.generation == generation + 1
+
+
 async def test_several_compare_at_once_and_raise_the_generation_once(database, queue, guard):
     await guard.agree()
     await both(database, queue, due(queue.namespace, "a"))

@@ -84,22 +84,33 @@ class Guard:
             StoreUnavailable, RecordUnavailable: One of them is away: nothing is handed out meanwhile.
         """
         async with self._one_at_a_time:
-            server_id = await self._server_id()
-            found = await self._newest()
-            generation = found or await self._first_generation(server_id)
-            known = await self._approvals()
-            if any(each.record_id not in ("", generation.record_id) for each in known):
-                msg = (
-                    f"namespace {self._store.namespace!r} at {self._store.link.place} belongs to another "
-                    "record than the one in the settings: check record, or choose another namespace"
-                )
-                raise ServerUnsuitable(msg)
-            if not _agreed(known, generation, server_id):
-                generation = await self._compare(generation, server_id, new=found is None)
-            await self._store.approve(generation.record_id, generation.number, server_id)
+            while True:
+                lives = await self._store.lives()
+                server_id = await self._server_id()
+                generation = await self._found_sound(server_id)
+                if await self._store.approve(generation.record_id, generation.number, server_id, lives):
+                    break
+                log.warning("another server answers than the one that was compared: comparing again")
             crash_point("guard.approved")
             self.generation = generation.number
         self._hint()
+
+    async def _found_sound(self, server_id: str) -> Generation:
+        """
+        The generation that the queue belongs to, once nothing it holds as open has ended.
+        """
+        found = await self._newest()
+        generation = found or await self._first_generation(server_id)
+        known = await self._approvals()
+        if any(each.record_id not in ("", generation.record_id) for each in known):
+            msg = (
+                f"namespace {self._store.namespace!r} at {self._store.link.place} belongs to another "
+                "record than the one in the settings: check record, or choose another namespace"
+            )
+            raise ServerUnsuitable(msg)
+        if _agreed(known, generation, server_id):
+            return generation
+        return await self._compare(generation, server_id, new=found is None)
 
     async def changed_server(self) -> bool:
         """

@@ -144,13 +144,30 @@ class Upkeep(Calls):
                 "beat", shard, (), {"worker": worker, "about": about, "forget_ms": FORGET_WORKERS_MS}
             )
 
-    async def approve(self, record_id: str, generation: int, server_id: str) -> None:
+    async def lives(self) -> list[bytes]:
+        """
+        What tells this life of each shard's server from its next, for `approve`.
+        """
+        return [await self._run("life", shard, (), {"nonce": new_nonce()}) for shard in range(self.shards)]
+
+    async def approve(
+        self, record_id: str, generation: int, server_id: str, lives: Sequence[bytes] | None = None
+    ) -> bool:
         """
         Let jobs be claimed: the queue, on this server, agrees with its record.
+
+        With *lives*, only if each server still lives that was compared; False means another one answers now.
         """
         for shard in range(self.shards):
-            fixed = {"record_id": record_id, "generation": generation, "server_id": server_id}
-            await self._run("approve", shard, (), fixed)
+            fixed = {
+                "record_id": record_id,
+                "generation": generation,
+                "server_id": server_id,
+                "life": lives[shard] if lives else "",
+            }
+            if await self._run("approve", shard, (), fixed) != b"ok":
+                return False
+        return True
 
     async def pace(self, run: str, jobs: int, rate: float) -> float:
         """

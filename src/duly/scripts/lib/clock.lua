@@ -40,6 +40,8 @@ end
 -- Shards with a record that were compared with it since this server began, and how far they have come.
 -- It is in memory only, so a server that was started again, from whatever it has on disk, is not among them.
 local sound = {}
+-- Names of this life of the server, for who compares; in memory only, too.
+local lives = {}
 
 -- A shard that may have lost a part of its past hands nothing out: what it holds as waiting may have ended.
 -- Who knows of a former `known` generation only, '' for none at all, has to look again, too.
