@@ -114,17 +114,19 @@ async def test_other_answers_retry_after_the_backoff(deliverer, status):
 
 
 @pytest.mark.parametrize(
-    ("text", "least", "most"),
+    ("wish", "least", "most"),
     [
         ("120", 120, 120),
         ("0", 1, 1),
         ("999999999999999", 3600, 3600),
-        (formatdate(time.time() + 600, usegmt=True), 300, 601),
-        (formatdate(time.time() - 600, usegmt=True), 1, 1),
+        (600, 300, 601),
+        (-600, 1, 1),
     ],
     ids=["seconds", "none", "for ever", "a time", "a time that is past"],
 )
-async def test_a_wish_to_be_left_alone_is_granted_within_bounds(deliverer, text, least, most):
+async def test_a_wish_to_be_left_alone_is_granted_within_bounds(deliverer, wish, least, most):
+    # A time is so far from the start of the test, which may be long after the tests were collected.
+    text = wish if isinstance(wish, str) else formatdate(time.time() + wish, usegmt=True)
     with pytest.raises(Retry) as caught:
         await deliver(deliverer, answering("503 Busy", retry_after=text))
     assert least <= caught.value.delay <= most

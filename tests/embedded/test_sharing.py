@@ -149,7 +149,8 @@ def test_no_zombie_is_left_in_the_user_process(embedded):
     before = _children()
     embedded().start()
     # Neither a zombie nor a child to be waited for later: the keeper belongs to nobody but itself.
-    assert before == _children()
+    # One of another test may have been waited for meanwhile.
+    assert _children() <= before
 
 
 def _children():

@@ -11,9 +11,20 @@ import httpx
 import pytest
 
 from duly import Duly
+from duly.canary import Canary
 from duly.http.api import api
 from duly.http.serve import listen, server_of
 from duly.http.settings import ServiceSettings
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _patient():
+    """
+    Let the canary of every service take its time: on a busy machine one is slow, and the queue is well.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(Canary.__init__.__kwdefaults__, "limit_s", 60.0)
+        yield
 
 
 @pytest.fixture

@@ -374,7 +374,7 @@ async def test_release_gives_it_back_uncounted(client, app):
 
 async def test_extend_prolongs_but_not_past_the_time_to_run(client, app):
     await app.enqueue("mail", id="a", ttr=100)
-    [job] = await claim(client, lease=2)
+    [job] = await claim(client, lease=30)
     for lease, least, most in ((50, 35, 51), (500, 80, 100)):
         told = await end(client, job, "extend", lease=lease)
         found = (await client.get("/v1/topics/mail/jobs/a")).json()

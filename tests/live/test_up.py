@@ -22,6 +22,8 @@ from duly.supervise.supervisor import Supervisor, said
 from tests.acceptance.harness import gone
 from tests.eventually import eventually
 
+LEASE = "15s"  #: a worker may be held up for nearly as long and is live all the same; nothing waits for it
+
 
 async def worker_pids(app: Duly) -> set[int]:
     stats = await (await app.views()).stats()
@@ -30,7 +32,7 @@ async def worker_pids(app: Duly) -> set[int]:
 
 @pytest.fixture
 async def sender(shop):
-    async with Duly(data=shop / ".duly", lease="2s") as app:
+    async with Duly(data=shop / ".duly", lease=LEASE) as app:
         yield app
 
 
@@ -38,7 +40,7 @@ async def sender(shop):
 def up(start, shop):
     def up(*words: str, workers: int = 2, http: tuple[str, ...] = ("--no-http",)):
         words = (*words, *http)
-        return start("up", "shop:app", "--workers", str(workers), *words, DULY_LEASE="2s")
+        return start("up", "shop:app", "--workers", str(workers), *words, DULY_LEASE=LEASE)
 
     return up
 
@@ -51,7 +53,7 @@ async def test_it_brings_up_a_server_and_workers_and_takes_them_down(up, shop):
     for number in (1, 2, 3):
         assert re.search(rf"^worker-{number} \| .*working on quick, slow, again, exit at", text, re.MULTILINE)
     async with Duly(data=shop / ".duly") as app:
-        await eventually(lambda: _have(app, 3))
+        await eventually(lambda: _have(app, 3), within_s=60)
         pids = await worker_pids(app)
         await app.enqueue("quick", None, id="a")
         await asyncio.to_thread(running.until_noted, "ran")
@@ -79,21 +81,21 @@ async def test_a_worker_that_dies_is_started_again_and_the_others_go_on(up, send
     await asyncio.to_thread(running.until_said, "working on", 3)
 
     async def replaced() -> bool:
-        now = await worker_pids(sender)
-        return len(now) == 2 and victim not in now
+        # Who was killed counts as live until it has been silent for a lease.
+        now = await worker_pids(sender) - {victim}
+        return len(now) == 2 and before - {victim} < now
 
     await eventually(replaced, within_s=60)
-    assert before - {victim} < await worker_pids(sender)
     running.send(signal.SIGINT)
     assert 0 == await asyncio.to_thread(running.wait)
 
 
 async def test_ctrl_c_lets_running_jobs_finish(terminal, shop, sender):
-    screen = terminal("up", "shop:app", "--workers", "2", "--no-http", columns=160, DULY_LEASE="2s")
+    screen = terminal("up", "shop:app", "--workers", "2", "--no-http", columns=160, DULY_LEASE=LEASE)
     await asyncio.to_thread(screen.until, r"working on(?s:.*)working on")
     await sender.enqueue("slow", {"seconds": 1.0}, id="a")
     ledger = shop / "ledger"
-    await eventually(lambda: ledger.exists() and "started a" in ledger.read_text())
+    await eventually(lambda: ledger.exists() and "started a" in ledger.read_text(), within_s=60)
     # Typed once: the terminal sends it to all in the foreground, and for workers it must not be the second.
     screen.type("\x03")
     assert 0 == await asyncio.to_thread(screen.wait)
@@ -139,9 +141,15 @@ async def test_the_queue_is_served_over_http_beside_its_workers(up, start):
 
 async def test_the_usual_port_is_left_to_who_has_it(up):
     with ExitStack() as stack:
-        # Who else may have it already will do as well.
-        with suppress(OSError):
-            stack.enter_context(socket.create_server(("127.0.0.1", PORT)))
+
+        def held() -> bool:
+            with suppress(OSError):
+                return bool(stack.enter_context(socket.create_server(("127.0.0.1", PORT))))
+            return False
+
+        # Who has it for good will do as well; other tests let it go in the midst of this one.
+        with suppress(AssertionError):
+            await eventually(held, within_s=30)
         running = up(workers=1, http=())
         await asyncio.to_thread(running.until_said, "serving on http://127.0.0.1:")
         assert f"serving on http://127.0.0.1:{PORT}\n" not in running.said()

@@ -17,8 +17,8 @@ from tests.servers import Server, binary
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-#: Nothing is found by polling: scans and blocks are half a minute apart.
-LAZY = {"timer_scan": 30, "block": 30, "recover_scan": 30, "stall": 120}
+#: Nothing is found by polling: scans and blocks are minutes apart, further than any test waits.
+LAZY = {"timer_scan": 300, "block": 300, "recover_scan": 300, "stall": 1200}
 
 
 @pytest.fixture

@@ -27,9 +27,9 @@ async def test_a_running_worker_takes_jobs_of_a_handler_added_later(app):
 
         assert "late" == await waiting.result(timeout=30)
 
-        async def known() -> bool:
-            [worker] = (await (await app.views()).stats()).workers
-            return worker["topics"] == ["early", "late"]
+        async def known() -> None:
+            workers = (await (await app.views()).stats()).workers
+            assert [["early", "late"]] == [worker["topics"] for worker in workers]
 
         await eventually(known, 30)
 

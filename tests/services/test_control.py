@@ -167,7 +167,7 @@ async def test_a_result_is_awaited_for_as_long_as_asked(app):
     with pytest.raises(TimeoutError, match=r"^nobody/n-1 has not ended within 0.05 s: is a worker"):
         await (await app.enqueue("nobody", {}, id="n-1")).result(timeout=0.05)
     with pytest.raises(JobNotFound):
-        await app.job("nobody", "unknown").result(timeout=1)
+        await app.job("nobody", "unknown").result(timeout=30)
 
 
 async def test_what_expires_before_it_starts_is_cancelled(app):

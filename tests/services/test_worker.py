@@ -51,9 +51,9 @@ async def test_a_process_handler_runs_in_a_child_that_is_kept(app):
     app.handlers.add(processes.about)
     async with working(app):
         jobs = [await app.enqueue(processes.about.job(), context={"tenant": "acme"}, id="a")]
-        first = await jobs[0].result(timeout=30)
+        first = await jobs[0].result(timeout=100)
         jobs.append(await app.enqueue(processes.about.job(), id="b"))
-        again = await jobs[1].result(timeout=30)
+        again = await jobs[1].result(timeout=100)
     assert os.getpid() != first["pid"]
     assert first["pid"] == again["pid"]
     assert ("a", "about", 1, {"tenant": "acme"}, False) == tuple(
@@ -207,11 +207,12 @@ async def test_endings_in_a_child_process(app, tmp_path):
             (odd, "UsageError: result cannot be written"),
             (large, "UsageError: progress is"),
         ):
+            # Each has a child of its own, and all of these import at once.
             with pytest.raises(JobFailed, match=error):
-                await job.result(timeout=30)
+                await job.result(timeout=100)
         assert 0 == (await snoozed.get()).attempts
         (tmp_path / "woken").touch()
-        assert "woke" == await snoozed.result(timeout=10)
+        assert "woke" == await snoozed.result(timeout=100)
     assert (2, 0) == (await tally(exited))[1:]
 
 
