@@ -13,10 +13,12 @@ import pytest
 
 from duly import Fixed, JobFailed, current_job
 from duly.services import calling
+from duly.services.children import START_S
+from duly.services.running import Running
 from duly.services.worker import WORN_THREADS, WornOut
 from duly.store import Store
 from tests.eventually import eventually
-from tests.services import processes
+from tests.services import processes, slow_start
 from tests.services.conftest import LAZY, becomes, tally, working
 
 
@@ -65,6 +67,45 @@ async def test_a_process_over_its_time_is_killed_and_the_attempt_failed(app, tmp
             await job.result(timeout=30)
         await eventually(lambda: path.exists() and gone(path.read_text()))
     assert (1, 0) == (await tally(job))[1:]
+
+
+async def test_a_lease_lasts_while_its_process_starts_and_the_time_to_run_counts_from_then(
+    make_app, tmp_path, monkeypatch
+):
+    # The heart does not beat during this test.
+    app = make_app(lease=600)
+    app.handlers.add(slow_start.slow_start)
+    gate, begun, end = (tmp_path / name for name in ("gate", "begun", "end"))
+    monkeypatch.setenv(slow_start.GATE, str(gate))
+    workers = []
+    monkeypatch.setattr(
+        Running, "begin", lambda self, run, begin=Running.begin: workers.append(self) or begin(self, run)
+    )
+    store = await app.store()
+    ttr_ms = 100_000
+    longest_ms = ttr_ms + store.grace_ms
+
+    async with working(app):
+        job = await app.enqueue(slow_start.slow_start.job(str(begun), str(end)), ttr=ttr_ms / 1000)
+        await becomes(job, "running", 60)
+
+        async def spare_ms() -> int:
+            now = await job.get()
+            return now.lease_ms - now.started_ms - longest_ms
+
+        async def lasts() -> None:
+            assert await spare_ms() >= 1000 * START_S
+
+        # It was claimed for less.
+        await eventually(lasts, 60)
+        gate.touch()
+        await eventually(begun.exists, 60)
+        # As the heart does.
+        await store.extend(0, workers[0].held())
+        assert 0 < await spare_ms() < 1000 * START_S
+        end.touch()
+        assert 0 < await job.result(timeout=60) <= ttr_ms / 1000
+    assert ("succeeded", 1, 0) == await tally(job)
 
 
 async def test_a_worker_with_too_many_threads_that_will_not_stop_ends(app, monkeypatch):

@@ -17,7 +17,7 @@ from duly.context import CURRENT, CurrentJob
 from duly.errors import DulyError
 from duly.logs import about
 from duly.outcome import Raised
-from duly.services.children import Children, call_of
+from duly.services.children import START_S, Children, call_of
 from duly.services.threads import Threads
 
 if TYPE_CHECKING:
@@ -182,13 +182,18 @@ class Caller:
         self, run: Run, context: dict[str, Any], report: Callable[[object], None]
     ) -> object:
         # Time to run counts from when the function starts, not from when its process does.
-        run.deadline_s = math.inf
-        child = await self._take_child(run)
+        child: Child | Raised | None = self._children.waiting(run.handler)
+        if child is None:
+            run.deadline_s = math.inf
+            run.allow_start(START_S)
+            self._spawn(self._extend(run))
+            child = await self._start_child(run)
         if isinstance(child, Raised):
             return child
         call = call_of(run.lease, context)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[object] = loop.create_future()
+        run.allow_start(0)
         run.deadline_s = time.monotonic() + run.lease.ttr_ms / 1000
 
         def settle(answer: object) -> None:
@@ -205,9 +210,24 @@ class Caller:
         self._children.give_back(run.handler, child)
         return Raised(_time_over(run.lease)) if run.stopped else answer
 
-    async def _take_child(self, run: Run) -> Child | Raised:
+    async def _extend(self, run: Run) -> None:
         """
-        A child for the run, unless it is stopped before there is one: then nobody waits for the start.
+        Extend a lease now: one that is as short as its time to run may be over before the heart beats.
+
+        Whether it was lost is left to the heart.
+        """
+        try:
+            await self._store.extend(run.lease.shard, [run.held()])
+        except DulyError as error:
+            log.info(
+                "the lease on %s was not extended: %s",
+                *(run.lease.key, error),
+                extra=about(run.lease, self._running.worker),
+            )
+
+    async def _start_child(self, run: Run) -> Child | Raised:
+        """
+        A new child for the run, unless it is stopped before there is one: then nobody waits for the start.
         """
         handler = run.handler
         loop = asyncio.get_running_loop()
@@ -224,7 +244,7 @@ class Caller:
                 loop.call_soon_threadsafe(settle, child if error is None else Raised(error))
 
         run.interrupt = lambda: settle(Raised(_time_over(run.lease)))
-        self._threads.submit(lambda: self._children.take(handler), done)
+        self._threads.submit(lambda: self._children.start(handler), done)
         return await future
 
     async def _progress(self, lease: Lease, value: object) -> None:

@@ -181,12 +181,9 @@ class Children:
         self._starting = threading.Lock()  #: held while a process starts, so that none slips past `close`
         self._closed = False
 
-    def take(self, handler: Handler[..., Any]) -> Child:
+    def waiting(self, handler: Handler[..., Any]) -> Child | None:
         """
-        A child that waits, or a new one.  Blocks.
-
-        Raises:
-            ChildCrashed: A new one did not start.
+        A child that was kept, if one is there.
         """
         with self._lock:
             waiting = self._idle.setdefault(handler, [])
@@ -195,6 +192,15 @@ class Children:
                 if child.alive:
                     return child
                 self._all.discard(child)
+        return None
+
+    def start(self, handler: Handler[..., Any]) -> Child:
+        """
+        A new child, ready to take a call.  Blocks.
+
+        Raises:
+            ChildCrashed: It did not start.
+        """
         with self._starting:
             if self._closed:
                 raise ChildCrashed(f"the child process of {handler.topic} was not started: the worker ends")

@@ -8,6 +8,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from duly.job import JobState
 from duly.outcome import Ack, Buried, RetryLater
 from duly.record.runs import EndedRun
@@ -44,6 +46,7 @@ class Run:
         "outcome",
         "sent_s",
         "slot_held",
+        "start_ms",
         "started_s",
         "stopped",
         "task",
@@ -56,6 +59,7 @@ class Run:
         self.handler = handler
         self.sent_s = sent_s  #: when its claim was sent, on the monotonic clock
         self.started_s = 0.0
+        self.start_ms = 0  #: how long after its claim the time to run counts, if that is not at once
         self.deadline_s = float("inf")
         self.job: CurrentJob | None = None
         self.freed_s = 0.0  #: when it gave its slot back, if somebody measures
@@ -77,6 +81,20 @@ class Run:
             self.job.cancel()
         if self.interrupt is not None:
             self.interrupt()
+
+    def allow_start(self, seconds: float) -> None:
+        """
+        Let the time to run count from so many seconds from now, for whoever extends the lease.
+        """
+        self.start_ms = round((time.monotonic() - self.sent_s + seconds) * 1000)
+
+    def held(self) -> Lease:
+        """
+        The lease as it is to be extended: the server counts the time to run from the claim.
+        """
+        if not self.start_ms:
+            return self.lease
+        return msgspec.structs.replace(self.lease, ttr_ms=self.lease.ttr_ms + self.start_ms)
 
     def lateness_ms(self) -> int:
         """
@@ -208,7 +226,7 @@ class Running:
         """
         The leases to extend.  Called from the heart's thread.
         """
-        return [run.lease for run in list(self.runs.values()) if run.stopped != "lost"]
+        return [run.held() for run in list(self.runs.values()) if run.stopped != "lost"]
 
     def over_time(self, now_s: float) -> list[Run]:
         """
