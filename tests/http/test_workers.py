@@ -25,6 +25,8 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 KEY = "0123456789abcdef"
 LONG = 60  # seconds: nothing takes that long, whatever else the machine does
+SAFE_LEASE_S = 15  # no worker that lives is silent for that long
+SHORT_LEASE_S = 6  # where a test waits for it, or for a third of it: an extension may be four seconds late
 
 #: Both say that they started, wait until they may go on, and return what they were given.
 SHELL = 'echo "$JOB_ID $JOB_ATTEMPT $QUEUE_WORKER" >>ledger; until [ -e go ]; do sleep 0.05; done; cat'
@@ -72,7 +74,7 @@ class Place:
         )
         self.url = found[1]
 
-    def work(self, language: str, name: str = "w1") -> subprocess.Popen[bytes]:
+    def work(self, language: str, name: str = "w1", lease_s: int = SAFE_LEASE_S) -> subprocess.Popen[bytes]:
         """
         Start a worker of the topic `wait`.
         """
@@ -85,7 +87,7 @@ class Place:
                 str(EXAMPLES / "worker-javascript" / "worker.mjs"),
                 *("wait", "handler.mjs"),
             ]
-        queue = {"QUEUE_URL": self.url, "QUEUE_KEY": KEY, "QUEUE_WORKER": name, "QUEUE_LEASE": "3"}
+        queue = {"QUEUE_URL": self.url, "QUEUE_KEY": KEY, "QUEUE_WORKER": name, "QUEUE_LEASE": str(lease_s)}
         return self._start(command, queue, f"{name}.log")
 
     def _start(self, command: list[str], environ: dict[str, str], log: str) -> subprocess.Popen[bytes]:
@@ -162,7 +164,8 @@ async def test_two_workers_share_and_each_job_is_done_once(place, app, language)
 
 @languages
 async def test_a_killed_worker_loses_no_job(place, app, language):
-    victim = place.work(language, "victim")
+    # Its lease is waited for.
+    victim = place.work(language, "victim", lease_s=3)
     await app.enqueue("wait", 1, id="a")
     await eventually(lambda: ["a 1 victim"] == place.read(), LONG)
     victim.kill()
@@ -172,12 +175,15 @@ async def test_a_killed_worker_loses_no_job(place, app, language):
     await eventually(lambda: ["a 1 victim", "a 1 heir"] == place.read(), LONG)
     place.go()
     job = await eventually(lambda: in_state(app, "a", JobState.succeeded), LONG)
-    assert (1, 1) == (job.attempts, job.crashes)
+    assert 1 == job.attempts
+    # A service that could not look for seconds is in doubt whose fault it was, says so, and may not count.
+    held_back = any("holding back recovery" in line for line in place.read("serve.log"))
+    assert job.crashes == 1 or (held_back and job.crashes == 0)
 
 
 @languages
 async def test_a_job_may_take_longer_than_its_lease(place, app, language):
-    place.work(language)
+    place.work(language, lease_s=SHORT_LEASE_S)
     await app.enqueue("wait", 1, id="a")
     await eventually(lambda: ["a 1 w1"] == place.read(), LONG)
     job = await app.job("wait", "a").get()
@@ -185,7 +191,7 @@ async def test_a_job_may_take_longer_than_its_lease(place, app, language):
     async def outlived():
         now = await app.job("wait", "a").get()
         # The lease it began with is over, and it is still the same run.
-        assert now.lease_ms > job.started_ms + 2 * 3_000
+        assert now.lease_ms > job.started_ms + 2_000 * SHORT_LEASE_S
         return now
 
     now = await eventually(outlived, LONG)
@@ -196,7 +202,8 @@ async def test_a_job_may_take_longer_than_its_lease(place, app, language):
 
 @languages
 async def test_a_cancelled_job_is_stopped(place, app, language):
-    place.work(language)
+    # It hears of it when it extends its lease.
+    place.work(language, lease_s=SHORT_LEASE_S)
     await app.enqueue("wait", 1, id="a")
     await eventually(lambda: ["a 1 w1"] == place.read(), LONG)
     await app.job("wait", "a").cancel()

@@ -20,8 +20,9 @@ from duly.demo.scene import Plan, Played
 from duly.errors import UsageError
 from tests.acceptance.harness import gone, until
 
-# The lease is long enough for workers that live to keep theirs on a busy machine.
-SMALL = ("--count", "12", "--within", "6", "--lease", "3", "--no-report")
+# The lease is long enough for workers that live to keep theirs on a busy machine, and there are jobs enough
+# after half-way for one of them to be caught.
+SMALL = ("--count", "40", "--within", "7", "--lease", "3", "--no-report")
 # How each of its workers is shown, with a number of its process.
 WORKERS = tuple(rf"worker-{number} +\d+ +\d" for number in (1, 2, 3))
 DUE = {"a": 1_000, "b": 2_000}
@@ -142,12 +143,12 @@ def test_without_a_terminal_it_prints_lines_and_the_same_table(run, here):
     for pattern in (
         r"3 workers are up: \d+, \d+, \d+",
         r"the queue is served at http://127\.0\.0\.1:\d+",
-        r"12 jobs are submitted over HTTP, due within 6 s",
+        r"40 jobs are submitted over HTTP, due within 7 s",
         r"worker-\d \(pid \d+\) is killed with SIGKILL while it runs job-\d+",
         r"job-\d+ was taken back by its lease and started again",
         r"on time +\d+ +\d",
-        r"submitted +12\b",
-        r"completed +12\b",
+        r"submitted +40\b",
+        r"completed +40\b",
         r"lost +0\b",
         r"early +0\b",
         r"completed twice +0\b",
@@ -167,7 +168,7 @@ def test_without_the_packages_for_http_and_spark_it_goes_on_and_says_what_is_mis
     path = f"{here}:{os.environ.get('PYTHONPATH', '')}"
     done = run("demo", *SMALL[:-1], TMPDIR=str(here), PYTHONPATH=path)
     assert (0, "") == (done.returncode, done.stderr)
-    assert "12 jobs are submitted, due within 6 s" in done.stdout
+    assert "40 jobs are submitted, due within 7 s" in done.stdout
     assert done.stdout.endswith(
         "For a report of it as a page (pyspark is missing): pip install 'duly[spark,java]'\n"
     )
@@ -180,7 +181,7 @@ def test_it_ends_with_a_report_of_the_jobs_that_just_ran(run, here, spark_is_her
     [page] = here.iterdir()
     assert done.stdout.endswith(f"How late, hour by hour, as a page: {page}\n")
     html = page.read_text("utf-8")
-    assert re.search(r"<dt>jobs started</dt><dd[^>]*>1[3-9]</dd>", html), "twelve, and who started again"
+    assert re.search(r"<dt>jobs started</dt><dd[^>]*>4[1-9]</dd>", html), "forty, and who started again"
     assert {"mail.send", "invoice.print", "reminder.call"} <= set(re.findall(r"<td>([a-z.]+)</td>", html))
 
 
@@ -213,7 +214,7 @@ def test_its_summary_for_programs_has_these_fields(run, here):
     } == set(summary)
     assert {"on_time", "recovered"} == set(summary["lateness"])
     assert [figures, figures] == [set(group) for group in summary["lateness"].values()]
-    assert (True, 12, 12, 12) == tuple(summary[k] for k in ("ok", "submitted", "completed", "succeeded"))
+    assert (True, 40, 40, 40) == tuple(summary[k] for k in ("ok", "submitted", "completed", "succeeded"))
     assert ([], [], [], []) == tuple(summary[k] for k in ("lost", "early", "completed_twice", "unknown"))
     assert summary["killed"]["running"] >= 1
     # Late by its lease, since nobody could know earlier that the worker is gone.
@@ -225,7 +226,7 @@ def test_on_a_terminal_one_sees_the_kill_and_the_way_back(terminal, here):
     screen = terminal("demo", *SMALL, lines=60, TMPDIR=str(here))
     screen.until(
         r"─ duly demo ─",
-        r"\d+/12 jobs +━",
+        r"\d+/40 jobs +━",
         r"scheduled \d+ +ready \d+ +running \d+ +succeeded \d+ +dead 0",
         r"lateness +p50 [\d.]+ ms",
         r"worker-\d +\d+ +0 +\d+ +killed",
@@ -233,7 +234,7 @@ def test_on_a_terminal_one_sees_the_kill_and_the_way_back(terminal, here):
     )
     assert 0 == screen.wait()
     end = screen.text()
-    assert re.search(r"12/12 jobs", end)
+    assert re.search(r"40/40 jobs", end)
     assert re.search(r"recovered +[1-9]", end)
     assert "Every job ran to its end once" in end
 
@@ -257,7 +258,7 @@ async def test_ctrl_c_leaves_nothing_behind(terminal, here, when):
 
 async def test_a_killed_demonstration_takes_its_processes_with_it(terminal, here):
     screen = terminal("demo", *SMALL, lines=60, TMPDIR=str(here))
-    seen = screen.until(*WORKERS, "12 jobs are submitted")
+    seen = screen.until(*WORKERS, "40 jobs are submitted")
     pids = [int(pid) for pid in re.findall(r"worker-\d +(\d+)", seen)]
     [server] = [int(path.read_text()) for path in here.glob("duly-demo-*/data/server.lock")]
     screen.process.kill()

@@ -28,6 +28,7 @@ from duly.services.auditor import Auditor
 from duly.store import Store, Want
 from duly.testing import TestClock
 from duly.views import Views
+from tests.ports import kept_port
 from tests.servers import Server, binary
 from tests.store import snapshot
 from tests.store.kit import claim, enqueue, key, order
@@ -47,6 +48,12 @@ def start():
     yield start
     for server in started:
         server.stop()
+
+
+@pytest.fixture
+def port():
+    with kept_port() as port:
+        yield port
 
 
 @pytest.fixture
@@ -128,11 +135,13 @@ def _watch(server, seen, ready, done):
 
 
 @pytest.mark.parametrize("kind", ["valkey", "redis"])
-async def test_the_whole_life_of_a_job_runs_in_a_cluster(start, connect, kind):
+async def test_the_whole_life_of_a_job_runs_in_a_cluster(start, connect, kind, port):
     """
     A server in cluster mode refuses a script whose keys are in more than one slot.
     """
-    server = start(kind, "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf")
+    cluster = ("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf")
+    # Nodes talk to each other over a port of their own: the usual one may be that of other tests.
+    server = start(kind, *cluster, "--bind", "127.0.0.1", "--cluster-port", str(port))
     link = connect(server.url)
     await link.call("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
     while b"cluster_state:ok" not in await link.call("CLUSTER", "INFO"):
@@ -450,12 +459,7 @@ async def test_a_wrong_password_is_told(start, connect):
     assert "wrong" not in str(told.value).replace("WRONGPASS", "")
 
 
-async def test_a_store_over_tcp_and_one_over_a_socket_meet(start, connect):
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+async def test_a_store_over_tcp_and_one_over_a_socket_meet(start, connect, port):
     server = start("valkey", "--port", str(port), "--bind", "127.0.0.1")
     one, two = connect(server.url), connect(f"redis://127.0.0.1:{port}/0")
     await create(one, "n", 1)
