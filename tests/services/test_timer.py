@@ -119,10 +119,13 @@ async def test_a_moved_job_wakes_the_sleeper(make_app):
     app, sender = make_app(**LAZY), make_app()
     late = note_starts(app)
     async with working(app):
-        job = await sender.enqueue("tick", {}, delay=600)
-        await job.reschedule(delay=0.1)
-        await job.result(timeout=SOON_S)
-    assert 0 <= late[0] < SOON_S
+        # The first may be moved before the worker has looked at all.
+        for _ in range(5):
+            job = await sender.enqueue("tick", {}, delay=600)
+            await job.reschedule(delay=0.1)
+            await job.result(timeout=SOON_S)
+    assert 0 <= min(late)
+    assert max(late) < SOON_S
 
 
 async def test_one_leads_two_stand_by_and_the_rest_only_scan(live):
