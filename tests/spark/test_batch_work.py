@@ -24,6 +24,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
+from duly.spark.work import worker
 from duly.spark.work.driver import work
 
 LONG_S = 90.0
@@ -248,24 +249,31 @@ async def test_a_plain_worker_leaves_topics_of_batch_handlers_alone(app):
     assert JobState.ready is (await handle.get()).state
 
 
-async def test_a_batch_over_its_time_to_run_is_stopped_and_tried_again(app, spark):
+def slow(batches):
+    import time
+
+    for batch in batches:
+        time.sleep(600)
+        yield batch
+
+
+def slowly(jobs):
+    """
+    Do in Spark what takes for ever unless it is stopped.
+    """
+    answer = jobs.select("id", F.lit("ok").alias("outcome"))
+    return answer.mapInArrow(slow, "id string, outcome string").localCheckpoint()
+
+
+async def test_a_batch_over_its_time_to_run_is_stopped_and_tried_again(app, spark, monkeypatch):
+    # How soon a function must come back is not the point here.
+    monkeypatch.setattr(worker, "SETTLE_S", LONG_S)
     stopped = threading.Event()
-
-    def slow(batches):
-        import time
-
-        for batch in batches:
-            time.sleep(600)
-            yield batch
 
     @app.batch_handler("slow", ttr=1, max_attempts=1)
     def handler(jobs):
         try:
-            return (
-                jobs.select("id", F.lit("ok").alias("outcome"))
-                .mapInArrow(slow, "id string, outcome string")
-                .localCheckpoint()
-            )
+            return slowly(jobs)
         finally:
             stopped.set()
 
@@ -276,6 +284,36 @@ async def test_a_batch_over_its_time_to_run_is_stopped_and_tried_again(app, spar
         assert b"longer than its time to run of 1 s" in jobs["a"].outcome
         # Spark was told, too: the function has come back.
         await eventually(stopped.is_set, LONG_S)
+
+
+@pytest.mark.parametrize("why", ["timeout", "drain"])
+async def test_what_a_function_begins_in_spark_after_it_was_given_up_is_stopped_too(
+    app, spark, monkeypatch, why
+):
+    monkeypatch.setattr(worker, "SETTLE_S", LONG_S)
+    begun, go_on, stopped = threading.Event(), threading.Event(), threading.Event()
+
+    @app.batch_handler("slow", ttr=1 if why == "timeout" else 3600, max_attempts=1)
+    def handler(jobs):
+        begun.set()
+        go_on.wait(LONG_S)
+        try:
+            return slowly(jobs)
+        finally:
+            stopped.set()
+
+    await app.enqueue(handler.job(), id="a")
+    try:
+        async with driving(app, spark):
+            await eventually(begun.is_set, LONG_S)
+            if why == "timeout":
+                await become(app, "slow", {"a": "dead"})
+                go_on.set()
+                await eventually(stopped.is_set, LONG_S)
+        await become(app, "slow", {"a": "dead" if why == "timeout" else "ready"})
+    finally:
+        go_on.set()
+    await eventually(stopped.is_set, LONG_S)
 
 
 async def test_a_batch_that_does_not_finish_while_draining_is_given_back_uncounted(app, spark):
@@ -328,7 +366,7 @@ async def make_patient_app(valkey, namespace):
 
 
 async def test_leases_are_extended_while_the_function_runs(make_patient_app, spark):
-    app, calls, go_on = make_patient_app(lease="2s"), [], threading.Event()
+    app, calls, go_on = make_patient_app(lease="6s"), [], threading.Event()
 
     @app.batch_handler("slow")
     def slow(jobs):
@@ -341,10 +379,10 @@ async def test_leases_are_extended_while_the_function_runs(make_patient_app, spa
         await eventually(lambda: bool(calls), LONG_S)
         first = (await handle.get()).lease_ms
 
-        async def extended_for_two_leases():
-            assert first + 4_000 <= (await handle.get()).lease_ms
+        async def extended_past_the_first_lease():
+            assert first + 6_000 <= (await handle.get()).lease_ms
 
-        await eventually(extended_for_two_leases, LONG_S)
+        await eventually(extended_past_the_first_lease, LONG_S)
         go_on.set()
         jobs = await become(app, "slow", {"a": "succeeded"})
     assert ([1], 0) == (calls, jobs["a"].crashes)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 #: itself, in one thread and row by row.  With 20,000 rows, tasks took half the time.
 LOCAL_BYTES = "spark.sql.execution.arrow.localRelationThreshold"
 MANY_ROWS = 1_000
+AGAIN_S = 0.2  #: how often Spark is told to stop what was given up
 
 
 class Call:
@@ -46,6 +48,7 @@ class Call:
         self._tag = f"duly-{secrets.token_hex(8)}"
         self._answer: asyncio.Future[pa.Table] = asyncio.get_running_loop().create_future()
         self.over = asyncio.Event()  #: its thread has come back, whoever still waits for it
+        self._ended = threading.Event()  #: the same, also once there is no loop any more
 
     async def run(self, threads: Threads) -> pa.Table:
         """
@@ -80,14 +83,22 @@ class Call:
         if self._answer.done():
             return
         self._answer.set_exception(why)
+        threads.submit(self._cancel, lambda _answer, _error: None)
+
+    def _cancel(self) -> None:
+        """
+        Stop the function's jobs in Spark until it comes back: those that it has yet to begin, too.
+        """
         # Not by the tags of the session: those reach only some of the jobs that a function may start.
         cancel = self._spark.sparkContext.cancelJobsWithTag
-        threads.submit(lambda: cancel(self._tag), lambda _answer, _error: None)
+        cancel(self._tag)
+        while not self._ended.wait(AGAIN_S):
+            cancel(self._tag)
 
     def _work(self) -> pa.Table:
         handler, spark = self._handler, self._spark
-        spark.sparkContext.addJobTag(self._tag)
         try:
+            spark.sparkContext.addJobTag(self._tag)
             answer = handler.fn(self._frame())
             if not isinstance(answer, DataFrame):
                 raise WrongAnswer(
@@ -96,6 +107,7 @@ class Call:
             check_columns(answer.columns, handler.topic)
             return answer.select(*_columns(answer)).toArrow()
         finally:
+            self._ended.set()
             spark.sparkContext.removeJobTag(self._tag)
 
     def _frame(self) -> DataFrame:
