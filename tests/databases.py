@@ -48,6 +48,14 @@ def _children(pid: int) -> list[str]:
         return []  # it has ended, or this is no Linux
 
 
+def _runs(pid: str) -> bool:
+    try:
+        # Of one that has ended and that nobody has waited for yet, this is empty.
+        return bool(Path("/proc", pid, "cmdline").read_bytes())
+    except OSError:
+        return False
+
+
 def _debian() -> list[str]:
     # Debian keeps each release of PostgreSQL in a folder of its own, which no PATH names.
     return [str(path) for path in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)]
@@ -137,7 +145,7 @@ class Database:
             self.process.send_signal(signal.SIGKILL)
         self.process.wait()
         deadline = time.monotonic() + STARTS_WITHIN_S
-        while any(Path("/proc", pid, "cmdline").exists() for pid in children) and time.monotonic() < deadline:
+        while any(map(_runs, children)) and time.monotonic() < deadline:
             time.sleep(0.01)
 
     def stop(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from duly.connection import Link
+from duly.record import relay
 from duly.record.database import Database as RecordDatabase
 from duly.record.schema import migrate
 from duly.store import Store
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 
     from tests.databases import Database
     from tests.servers import Server
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    A machine that stands still for two seconds leaves no push to a relay that does not run.
+    """
+    monkeypatch.setattr(relay, "PUSH_S", 60.0)
 
 
 @pytest.fixture(scope="session")

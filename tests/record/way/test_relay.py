@@ -15,6 +15,7 @@ from duly.errors import RecordUnavailable, StoreUnavailable
 from duly.job import JobState
 from duly.namespace import create
 from duly.record import marks
+from duly.record import relay as relay_module
 from duly.record.database import Database
 from duly.record.dialects import notify
 from duly.record.relay import Relay
@@ -30,6 +31,15 @@ from tests.store.kit import claim
 @pytest.fixture
 def relay(database, store):
     return Relay(database, store, horizon_ms=HORIZON_MS, generation=lambda: 1)
+
+
+async def push_in_haste(relay, rows):
+    """
+    Push to a server that is known to be away.
+    """
+    with pytest.MonkeyPatch.context() as haste:
+        haste.setattr(relay_module, "PUSH_S", 0.2)
+        return await relay.push(rows)
 
 
 async def test_committed_rows_within_the_horizon_come_to_redis_and_are_marked(
@@ -142,7 +152,11 @@ async def test_a_row_that_changed_meanwhile_is_not_marked(relay, database, names
 
 
 @pytest.mark.parametrize("migrated_url", ["sqlite"], indirect=True)
-async def test_redis_away_fails_no_push_and_the_look_follows_up(database, own_server, namespace, clock):
+async def test_redis_away_fails_no_push_and_the_look_follows_up(
+    database, own_server, namespace, clock, monkeypatch
+):
+    # A server may take a while to start: only the look finds it back.
+    monkeypatch.setattr(relay_module, "AWAY_S", 3600)
     link = Link(own_server.url)
     await create(link, namespace, 1, clock="test")
     store = Store(link, namespace=namespace, now=clock)
@@ -150,7 +164,7 @@ async def test_redis_away_fails_no_push_and_the_look_follows_up(database, own_se
     rows = [promised(id_, namespace=namespace) for id_ in ("a", "b")]
     await commit(database, *rows)
     own_server.kill()
-    assert not await relay.push(rows[:1])
+    assert not await push_in_haste(relay, rows[:1])
     own_server.start()
     await store.approve("record", 1, "server")
     # The second is not kept waiting for what did not answer the first.
@@ -250,7 +264,7 @@ async def test_a_change_is_brought_although_redis_was_just_away(database, own_se
     await relay.push(rows[:1])
     await relay.settle()
     own_server.kill()
-    assert not await relay.push(rows[1:])
+    assert not await push_in_haste(relay, rows[1:])
     own_server.start()
     cancelled = await change(database, rows[0], state=JobState.cancelled, hydrated=rows[0].revision)
     assert await relay.push([cancelled])
