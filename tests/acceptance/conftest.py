@@ -19,7 +19,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "acceptance" in item.path.parts:
             item.add_marker(pytest.mark.alone)
-            item.add_marker(pytest.mark.timeout(1_200 if config.getoption("--long") else 120))
+            if config.getoption("--long"):
+                item.add_marker(pytest.mark.timeout(1_200))
             if sys.platform == "win32":
                 item.add_marker(pytest.mark.skip(reason="needs POSIX signals"))
 

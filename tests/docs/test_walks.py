@@ -32,7 +32,6 @@ def own_server(unused_tcp_port):
     server.stop()
 
 
-@pytest.mark.timeout(400)  # one of them starts a Spark of its own
 @pytest.mark.parametrize("page", WALKS, ids=name_of)
 def test_a_page_can_be_followed_to_the_letter(page, own_server, tmp_path, unused_tcp_port_factory):
     for name in REMEDY:

@@ -13,7 +13,6 @@ from duly.errors import UsageError
 from duly.spark.forecast.transforms import FORECAST, SCHEDULED, SERVICE, forecast, scheduled_of, service
 from tests.spark.stories import NOON, Story, ms
 
-pytestmark = pytest.mark.timeout(400)
 NOW = ms(NOON)
 
 

@@ -24,8 +24,6 @@ from duly.spark.history.upkeep import compact
 from tests.servers import Server, binary
 from tests.spark.happenings import Happenings, identity
 
-pytestmark = pytest.mark.timeout(400)
-
 
 @pytest.fixture
 def queue(valkey, namespace):

@@ -96,6 +96,6 @@ def test_the_java_of_the_wheel_runs_spark(tmp_path, spark_conf):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
     )
     assert "counted 5" == done.stdout.strip(), done.stderr

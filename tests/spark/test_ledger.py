@@ -12,8 +12,6 @@ from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 from duly.spark.ledger import LEDGER, ledger
 from tests.spark.stories import NOON, Story
 
-pytestmark = pytest.mark.timeout(400)
-
 
 def balance(spark, story):
     """

@@ -146,7 +146,6 @@ def program(queue, spark_conf, *words, module="duly.spark.schedule"):
     )
 
 
-@pytest.mark.timeout(300)
 async def test_a_driver_that_was_killed_and_is_run_again_gives_the_same_set(
     spark, spark_conf, queue, tmp_path
 ):
@@ -177,7 +176,6 @@ async def test_a_driver_that_was_killed_and_is_run_again_gives_the_same_set(
 
 
 @pytest.mark.long  # two executors with a Java each
-@pytest.mark.timeout(300)
 async def test_it_runs_on_executors_of_their_own(spark, spark_conf, queue, tmp_path):
     table = str(tmp_path / "table")
     frame(spark, [*rows(1_000), ("a b", None, None)]).repartition(4).write.parquet(table)

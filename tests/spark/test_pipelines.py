@@ -14,8 +14,6 @@ from duly.spark.history.files import PARTITIONED_BY
 from tests.spark.happenings import Happenings
 from tests.spark.stories import Story
 
-pytestmark = pytest.mark.timeout(400)
-
 
 @pytest.fixture
 def queue(valkey, namespace):

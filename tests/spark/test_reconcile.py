@@ -24,8 +24,6 @@ from tests.spark.stories import Story
 from tests.spark.test_pipelines import save
 from tests.store.kit import claim
 
-pytestmark = pytest.mark.timeout(400)
-
 
 @pytest.fixture
 def record(tmp_path):

@@ -18,7 +18,6 @@ import pytest
 from tests.databases import PostgreSQL
 from tests.docs.pages import ROOT, blocks
 
-pytestmark = pytest.mark.timeout(400)
 EXAMPLE = ROOT / "examples" / "reminders"
 NOON = datetime(2150, 1, 1, 12, tzinfo=UTC)
 MODULES = ("customers", "plan", "reminders", "shop")

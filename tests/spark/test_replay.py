@@ -24,8 +24,6 @@ from tests.spark.kit import SOON
 from tests.spark.stories import NOON, Story
 from tests.store.kit import claim, key
 
-pytestmark = pytest.mark.timeout(400)
-
 TIMEOUT = b'{"type": "TimeoutError", "message": "no answer in 5 s"}'
 BROKEN = b'{"type": "ValueError", "message": "no such address"}'
 

@@ -19,7 +19,6 @@ from duly.spark.report.page import Figure, Section, page
 from duly.spark.report.pipeline import Report, ReportOptions, report, tables_of, write_tables
 from tests.spark.stories import NOON, Story, ms
 
-pytestmark = pytest.mark.timeout(400)
 HOUR = timedelta(hours=1)
 
 

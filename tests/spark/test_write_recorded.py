@@ -30,8 +30,6 @@ from tests.record.kit import read_rows
 from tests.spark.kit import ROWS, SOON, frame, rows
 from tests.spark.test_write import FULL, MANY, counts
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def postgresql():
