@@ -50,7 +50,7 @@ async def test_a_sender_on_a_bad_wire_makes_one_job_and_one_revision_each(start_
 
 
 async def test_workers_on_a_bad_wire_finish_each_job_once(start_rig, size):
-    rig, chance = await start_rig(lease="3s"), seeded()
+    rig, chance = await start_rig(lease="15s"), seeded()
     wire = await Wire(rig.server.socket, chance, share=0.1).start()
     try:
         await rig.start_workers(2, url=wire.url)

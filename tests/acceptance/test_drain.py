@@ -80,7 +80,7 @@ async def test_a_second_signal_gives_everything_back_at_once(start_rig):
 
 
 async def test_ctrl_c_reaches_child_processes_too_and_they_finish_all_the_same(start_rig):
-    rig = await start_rig()
+    rig = await start_rig(lease="15s")
     [worker] = await rig.start_workers(1)
     await rig.app.enqueue("process", {"ms": 700}, id="a")
     await rig.ledger.wait_for("started")

@@ -37,7 +37,7 @@ class Shop:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("DULY_")}
         # A short lease, so that the jobs of a killed worker come back soon.
         self._environ = clean | environ(installed)
-        self._environ |= {"DULY_URL": server.url, "DULY_LEASE": "1s", "PYTHONUNBUFFERED": "1"}
+        self._environ |= {"DULY_URL": server.url, "DULY_LEASE": "3s", "PYTHONUNBUFFERED": "1"}
         self._processes: list[subprocess.Popen[bytes]] = []
         self.queue = Duly(server.url)
 

@@ -75,7 +75,7 @@ async def test_a_backlog_is_claimed_while_a_batch_runs_and_the_run_is_noted(app,
 
 async def test_jobs_that_would_wait_for_long_are_given_back_uncounted(app, spark):
     gate = threading.Event()
-    score = slow(app, gate, ttr=20)  # of which a tenth may be spent with waiting
+    score = slow(app, gate, ttr=60)  # of which a tenth may be spent with waiting
     await app.enqueue_many(score.job().options(id=f"j{n}") for n in range(6))
     async with driving(app, spark):
         await become(app, ready=0, running=6, succeeded=0)
