@@ -19,7 +19,7 @@ import pytest
 from duly import Duly, JobState
 from tests.docs.pages import ROOT, blocks
 from tests.docs.walks import Shell, environ, shows, steps
-from tests.servers import Server, binary
+from tests.servers import Server, binary, held_port
 from tests.testing.projects import install
 
 EXAMPLE = ROOT / "examples" / "async-endpoint"
@@ -74,10 +74,13 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path, unused_tcp_port):
+def shop(tmp_path):
     server = Server(binary("valkey")).start()
-    with tempfile.TemporaryDirectory(prefix="duly-", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        shop = Shop(Path(folder), unused_tcp_port, install(tmp_path / "installed"), server)
+    with (
+        tempfile.TemporaryDirectory(prefix="duly-", dir="/tmp", ignore_cleanup_errors=True) as folder,
+        held_port() as port,
+    ):
+        shop = Shop(Path(folder), port, install(tmp_path / "installed"), server)
         try:
             shop.serve()
             yield shop

