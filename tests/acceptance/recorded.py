@@ -122,6 +122,9 @@ class Campaign:
     def kill_queue(self) -> None:
         """
         Kill the server: the system keeps what was written, so runs go on and nothing is in doubt.
+
+        For servers that are told to sync never: they write before they answer.  One that syncs every
+        second answers first where the last sync takes its time.
         """
         self.faults.append("kill -9 of the server")
         self.rig.server.kill()

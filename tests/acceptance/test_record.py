@@ -72,7 +72,7 @@ async def test_a_queue_that_went_back_in_time_costs_no_job(postgresql, start_cam
 
 
 async def test_a_queue_that_is_killed_again_and_again_costs_no_job(postgresql, start_campaign, size):
-    campaign = await start_campaign(postgresql.migrated(), size, appendfsync="everysec")
+    campaign = await start_campaign(postgresql.migrated(), size, appendfsync="no")
     sending = asyncio.create_task(campaign.mixed.send(size))
     for part in (0.1, 0.3, 0.5):
         await campaign.done(part)
@@ -118,7 +118,7 @@ async def test_an_emptied_queue_costs_no_job_of_a_small_record(tmp_path, start_c
     size //= 2
     url = f"sqlite:///{tmp_path}/record.db"
     migrate(url)
-    campaign = await start_campaign(url, size)
+    campaign = await start_campaign(url, size, appendfsync="no")
     sending = asyncio.create_task(campaign.mixed.send(size))
     await campaign.done(0.2)
     await campaign.flush()
