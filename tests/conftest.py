@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,6 +32,17 @@ settings.load_profile("duly")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="full sizes instead of small ones")
+
+
+def pytest_exception_interact(call: pytest.CallInfo[object]) -> None:
+    """
+    Let a test whose time was over while it waited for Java spoil none of those that follow.
+    """
+    timed_out = call.excinfo and "from pytest-timeout" in str(call.excinfo.value)
+    if timed_out and "pyspark" in sys.modules:
+        from tests.spark.gateway import forget_answer
+
+        forget_answer()
 
 
 @pytest.fixture(autouse=True)
