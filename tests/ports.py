@@ -5,6 +5,7 @@ Ports for servers that take a number and not a socket.
 from __future__ import annotations
 
 import socket
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,14 +14,16 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def kept_port() -> Iterator[int]:
+def held_port() -> Iterator[int]:
     """
-    A port of this machine that is nobody else's as long as the block lasts.
-
-    It is bound here all the while: who lets others reuse an address and listens, as servers do, gets it, and
-    nobody is given it who asks for any that is free.
+    A port that nobody else is given, however late the server comes that is to have it.
     """
-    with socket.socket() as place:
-        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        place.bind(("127.0.0.1", 0))
-        yield place.getsockname()[1]
+    with socket.socket() as held:
+        # Linux lets servers, which say so too, share it with one that does not listen; who asks for any port
+        # gets another.  Elsewhere it has to be let go.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        port: int = held.getsockname()[1]
+        if sys.platform != "linux":
+            held.close()
+        yield port

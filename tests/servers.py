@@ -12,14 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def binaries() -> dict[str, str | None]:
@@ -54,22 +49,6 @@ def binary(kind: str) -> str:
     if os.environ.get("CI"):
         pytest.fail(text)
     pytest.skip(text)
-
-
-@contextmanager
-def held_port() -> Iterator[int]:
-    """
-    A port that nobody else is given, however late the server comes that is to have it.
-    """
-    with socket.socket() as held:
-        # Linux lets servers, which say so too, share it with one that does not listen; who asks for any port
-        # gets another.  Elsewhere it has to be let go.
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        port: int = held.getsockname()[1]
-        if sys.platform != "linux":
-            held.close()
-        yield port
 
 
 class Server:

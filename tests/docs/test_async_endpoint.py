@@ -19,7 +19,8 @@ import pytest
 from duly import Duly, JobState
 from tests.docs.pages import ROOT, blocks
 from tests.docs.walks import Shell, environ, shows, steps
-from tests.servers import Server, binary, held_port
+from tests.ports import held_port
+from tests.servers import Server, binary
 from tests.testing.projects import install
 
 EXAMPLE = ROOT / "examples" / "async-endpoint"

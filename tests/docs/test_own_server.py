@@ -15,7 +15,8 @@ from duly.job import JobState
 from duly.services.auditor import Auditor
 from tests import certificates
 from tests.docs.pages import ROOT, blocks
-from tests.servers import Server, binary, held_port
+from tests.ports import held_port
+from tests.servers import Server, binary
 
 PAGE = ROOT / "docs" / "how-to" / "own-server.md"
 RULES = [block.text.strip() for block in blocks(PAGE) if block.language == "acl"]

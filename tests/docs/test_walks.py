@@ -14,7 +14,8 @@ import pytest
 
 from tests.docs.pages import PAGES, ROOT, blocks, name_of
 from tests.docs.walks import Shell, environ, shows, unmarked, walk
-from tests.servers import Server, binary, held_port
+from tests.ports import held_port
+from tests.servers import Server, binary
 from tests.spark.conftest import missing
 from tests.testing.projects import install
 from tests.tools import REMEDY, tool

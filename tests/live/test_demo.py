@@ -174,7 +174,6 @@ def test_without_the_packages_for_http_and_spark_it_goes_on_and_says_what_is_mis
     )
 
 
-@pytest.mark.timeout(400)
 def test_it_ends_with_a_report_of_the_jobs_that_just_ran(run, here, spark_is_here):
     done = run("demo", *SMALL[:-1], TMPDIR=str(here), within_s=300)
     assert (0, "") == (done.returncode, done.stderr)
@@ -186,7 +185,6 @@ def test_it_ends_with_a_report_of_the_jobs_that_just_ran(run, here, spark_is_her
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 async def test_ctrl_c_while_spark_is_at_work_leaves_nothing_behind(terminal, here, spark_is_here):
     screen = terminal("demo", *SMALL[:-1], lines=60, TMPDIR=str(here))
     screen.until("Spark writes down")

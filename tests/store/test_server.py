@@ -28,7 +28,7 @@ from duly.services.auditor import Auditor
 from duly.store import Store, Want
 from duly.testing import TestClock
 from duly.views import Views
-from tests.ports import kept_port
+from tests.ports import held_port
 from tests.servers import Server, binary
 from tests.store import snapshot
 from tests.store.kit import claim, enqueue, key, order
@@ -52,7 +52,7 @@ def start():
 
 @pytest.fixture
 def port():
-    with kept_port() as port:
+    with held_port() as port:
         yield port
 
 

@@ -17,7 +17,7 @@ from duly.remote.link import RemoteLink
 from duly.remote.waiting import PACE_S
 from tests.eventually import eventually
 from tests.http.remote.kit import serving
-from tests.ports import kept_port
+from tests.ports import held_port
 
 
 async def test_a_lost_answer_makes_no_second_job(over, wire, app):
@@ -99,7 +99,7 @@ async def test_patience_ends(over, wire, monkeypatch):
 
 @pytest.fixture
 def port():
-    with kept_port() as port:
+    with held_port() as port:
         yield port
 
 
