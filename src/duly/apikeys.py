@@ -186,6 +186,9 @@ class KeyRing:
             if self._keeper is not None:
                 await self._keeper.drop(key.id)
             await self._store.link.call("HDEL", self._place, key.id)
+            if self._keeper is not None:
+                # A record that begins just then may have taken it over in between.
+                await self._keeper.drop(key.id)
         self._read_s = -FRESH_S
         return gone
 

@@ -13,7 +13,7 @@ DulyError
 ├── LayoutMismatch     this client and this namespace do not fit each other
 ├── ServerUnsuitable   the server would lose or delay jobs; the message says how to mend it
 ├── StoreUnavailable   refused or never sent; nothing was changed
-├── RecordUnavailable  the database of record refused or was not reached; nothing was changed
+├── RecordUnavailable  the record refused or was not reached; nothing was changed, or see `cancel`
 └── OutcomeUnknown     the reply was lost; repeating the same call is safe
 """
 
@@ -94,7 +94,8 @@ class StoreUnavailable(DulyError):
 
 class RecordUnavailable(StoreUnavailable):
     """
-    The record refused the call or was never reached.  Nothing was changed.
+    The record refused the call or was never reached.  Nothing was changed, but that a cancel has ended what
+    Redis has of the job: the record is told of it later.
     """
 
 

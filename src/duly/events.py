@@ -37,7 +37,9 @@ class Verb(StrEnum):
     released = "released"
     recovered = "recovered"
     cancelled = "cancelled"
-    rescheduled = "rescheduled"
+    rescheduled = (
+        "rescheduled"  #: with the reason held, or let go: at the same revision, while its row changes
+    )
     requeued = "requeued"
     pruned = "pruned"
     hydrated = "hydrated"  #: taken over from the record: new, or in place of a lower revision

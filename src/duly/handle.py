@@ -87,6 +87,7 @@ class JobHandle(Generic[R_co]):
 
         Raises:
             JobNotFound: It was pruned, or never was.
+            RecordUnavailable: It is cancelled if the queue has it, and its row follows.
         """
         if session is None:
             [state] = await (await self._app.queue()).cancel([self.key])

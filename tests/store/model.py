@@ -224,7 +224,10 @@ class Model:
             return "gone"
         if row.state > JobState.ready or revision not in (None, row.revision):
             return "conflict"
-        self.wait_until(row, max(row.due, self.now + least_ms))
+        held = self.now + least_ms
+        if row.expires:
+            held = min(held, row.expires - 1000)
+        self.wait_until(row, max(row.due, held))
         return "ok"
 
     def wait_until(self, row: Row, due: int) -> None:

@@ -233,16 +233,32 @@ async def test_who_holds_a_job_and_is_gone_makes_it_late_and_no_more(store, cloc
     assert ["a"] == [lease.key.id for lease in await claim(store)]
 
 
+async def test_a_job_that_is_held_has_time_to_run_before_it_expires(store, clock):
+    await enqueue(store, "a", expires_ms=clock.now_ms + 3000)
+    await store.hold(key("a"), least_ms=60_000)
+    clock.advance(ms=2000)
+    await store.promote(0)
+    assert ["a"] == [lease.key.id for lease in await claim(store)]
+
+
+async def test_who_held_a_job_second_does_not_know_when_it_was_due(store, clock, views):
+    placed = await enqueue(store, "a", delay_ms=10)
+    first, second = [await store.hold(key("a"), least_ms=1000) for _ in range(2)]
+    await store.let_go(first)
+    await store.let_go(second)
+    assert placed.due_ms == (await views.get(key("a"))).due_ms
+
+
 async def test_only_what_would_start_meanwhile_is_held(store, clock, views):
     later = await enqueue(store, "later", delay_ms=1001)
-    assert (await store.hold(key("later"), least_ms=1000)).held
+    assert (await store.hold(key("later"), least_ms=1000)).waits
     assert later.due_ms == (await views.get(key("later"))).due_ms
-    assert not (await store.hold(key("later"), least_ms=2000, revision=later.revision + 1)).held
+    assert not (await store.hold(key("later"), least_ms=2000, revision=later.revision + 1)).waits
     assert await store.hold(key("none"), least_ms=1) is None
     await enqueue(store, "a")
     [lease] = await claim(store)
     assert (False, JobState.running) == (
-        (held := await store.hold(key("a"), least_ms=1)).held,
+        (held := await store.hold(key("a"), least_ms=1)).waits,
         held.state,
     )
     await store.ack(lease)

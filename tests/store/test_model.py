@@ -430,8 +430,8 @@ class StoreMachine(RuleBasedStateMachine):
         if held is None:
             assert "gone" == expected
             return
-        assert (expected == "ok", before) == (held.held, (held.revision, held.due_ms, held.state))
-        if held.held and back:
+        assert (expected == "ok", before) == (held.waits, (held.revision, held.due_ms, held.state))
+        if held.waits and back:
             self.do(self.store.let_go(held))
             self.model.wait_until(row, held.due_ms)
 

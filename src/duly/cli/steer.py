@@ -259,7 +259,8 @@ async def _once(
         try:
             answers = await verb.act(app, keys)
         except (StoreUnavailable, OutcomeUnknown) as error:
-            before = f"{jobs_of(done.count)} {verb.done} before that; run it again for the rest"
+            # What of this part was done nobody knows; to ask for it again changes nothing.
+            before = f"{jobs_of(done.count)} {verb.done} before that, or more; run it again for the rest"
             raise type(error)(f"{error}. {before}") from error
         for key, answer in zip(keys, answers, strict=True):
             if not isinstance(answer, DulyError):

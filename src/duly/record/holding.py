@@ -53,7 +53,7 @@ class Holding:
 
     async def end(self, keys: Sequence[JobKey], reason: str) -> dict[JobKey, Seen]:
         """
-        End what Redis has of jobs, and tell what became of it: no run begins or ends while the rows change.
+        End what Redis has of jobs, and tell what became of it: no run of these begins while the rows change.
         """
         seen = await self.seen(keys)
         open_ = [key for key in seen if not seen[key].state.ended]
@@ -80,7 +80,7 @@ class Holding:
             yield {} if held is None else {key: Seen(held.revision, held.state)}
         except (Conflict, JobNotFound, RecordUnavailable):
             # After anything else the row may have changed all the same: rather late than twice.
-            if held is not None and held.held:
+            if held is not None and held.waits:
                 with suppress(*AWAY):
                     async with asyncio.timeout(REDIS_WITHIN_S):
                         await self._store.let_go(held)

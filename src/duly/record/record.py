@@ -1,5 +1,7 @@
 """
 The record beside the store: what is asked of the queue is written down first, then told to Redis.
+
+But what Redis might begin meanwhile is ended, or held, before its row changes; see `holding`.
 """
 
 from __future__ import annotations
@@ -259,7 +261,8 @@ class Record:
             zip(asked, (each.state for each in done), strict=True)
         )
         # What was sent before there was a record is known to Redis alone.
-        states |= {key: seen[key].state for key, state in states.items() if state is None and key in seen}
+        strange = [key for key, state in states.items() if state is None and key in seen]
+        states |= dict(zip(strange, await self.store.cancel(strange, reason=reason), strict=True))
         return [states[key] for key in keys]
 
     async def reschedule(

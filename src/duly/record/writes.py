@@ -160,7 +160,6 @@ def cancel(
         elif (state := _seen(old, seen)) in (JobState.succeeded, JobState.dead):
             answers.append(Cancelled(state))  # its outcome is on the way to the row
         else:
-            # Also if Redis says cancelled already: it may forget that before the row has heard of it.
             row = old._replace(
                 revision=next_revision(old.revision),
                 request=request,
@@ -170,6 +169,9 @@ def cancel(
                 ended_ms=now.floor_ms,
                 changed_ms=now.floor_ms,
             )
+            if state is JobState.cancelled:
+                # Redis has ended it, at this revision; it may forget that before the row hears of it.
+                row = row._replace(revision=old.revision, hydrated=old.revision, relay_ms=None)
             changed.append(row)
             answers.append(Cancelled(JobState.cancelled, row))
     store(connection, changed)

@@ -28,8 +28,17 @@ local was_ms = job.state == SCHEDULED and tonumber(redis.call('ZSCORE', due, mem
 local answer = string.format('%d %d %d', job.revision, was_ms, job.state)
 if job.state > READY or (revision ~= '' and job.revision ~= tonumber(revision)) then return 'conflict ' .. answer end
 
-local from_now = string.byte(when) == 43
-local due_ms = from_now and math.max(was_ms, now_ceil + when) or tonumber(when)
+local due_ms, from_now = tonumber(when), string.byte(when) == 43
+if from_now then
+  local expires_ms = wishes(job)
+  due_ms = now_ceil + when
+  -- Whoever holds it may never let it go: it has a second then before it expires.
+  if expires_ms > 0 then due_ms = math.min(due_ms, expires_ms - 1000) end
+  due_ms = math.max(due_ms, was_ms)
+else
+  -- Several may have held it: the first of them knows when it was due.
+  due_ms = math.min(due_ms, was_ms)
+end
 if due_ms ~= was_ms then
   if job.state == READY then
     drop_entry(topic, lane_of(job), job[ENTRY])

@@ -93,7 +93,7 @@ class Held(NamedTuple):
     """
 
     key: JobKey
-    held: bool  #: False: it runs or has ended, or is of another revision
+    waits: bool  #: until it is let go; False: it runs or has ended, or is of another revision
     revision: int
     due_ms: int
     state: JobState
