@@ -37,9 +37,7 @@ class Verb(StrEnum):
     released = "released"
     recovered = "recovered"
     cancelled = "cancelled"
-    rescheduled = (
-        "rescheduled"  #: with the reason held, or let go: at the same revision, while its row changes
-    )
+    rescheduled = "rescheduled"  #: with a reason, held or let go, only while its row in a record changes
     requeued = "requeued"
     pruned = "pruned"
     hydrated = "hydrated"  #: taken over from the record: new, or in place of a lower revision
