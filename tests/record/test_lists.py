@@ -4,6 +4,7 @@ Lists of what is scheduled, on both sides of the horizon, while jobs come across
 
 from __future__ import annotations
 
+from asyncio import gather
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -49,21 +50,35 @@ async def ids(app):
     return [*near, *far, *late]
 
 
-async def across(app):
+async def interleave(app, count, *, together):
     """
-    Bring the next row of the record to the queue, as the relay does when its time is near.
+    Send jobs far ahead, every other one by way of the queue, *together* of them due at the same time.
+    """
+    ids = [f"i{at:03}" for at in range(count)]
+    due = {id_: NOON + at // together * SECOND for at, id_ in enumerate(ids)}
+    await gather(*(app.enqueue("mail", id=id_, delay=50) for id_ in ids[::2]))
+    await gather(*(app.job("mail", id_).reschedule(due_at=due[id_]) for id_ in ids[::2]))
+    await gather(*(app.enqueue("mail", id=id_, due_at=due[id_]) for id_ in ids[1::2]))
+    await (await app.record()).settle()
+    return ids
+
+
+async def across(app, count=1, *, marked=True):
+    """
+    Bring the next rows of the record to the queue, as the relay does when their time is near.
     """
     record = await app.record()
     mine = (jobs.c.namespace == record.store.namespace, jobs.c.relay_ms.is_not(None))
-    question = select(jobs).where(*mine).order_by(jobs.c.relay_ms, jobs.c.id.desc()).limit(1)
+    question = select(jobs).where(*mine).order_by(jobs.c.relay_ms, jobs.c.id.desc()).limit(count)
     for row in await Database.read(record.database, lambda connection: connection.execute(question).all()):
         brought = JobRow._make(row)
         await record.store.hydrate([promise_of(brought)])
-        await record.database.write(
-            lambda connection, row=brought: mark(
-                connection, row.namespace, [(row.key, row.revision)], record.generation()
+        if marked:
+            await record.database.write(
+                lambda connection, row=brought: mark(
+                    connection, row.namespace, [(row.key, row.revision)], record.generation()
+                )
             )
-        )
 
 
 @pytest.fixture
@@ -117,6 +132,28 @@ async def test_each_job_on_either_side_of_the_horizon_is_listed_once(app, ids, l
         assert [job.id for job, _ in found[at + 1 :]] == [job.id for job, _ in behind]
 
 
+@pytest.mark.parametrize("app", [1], indirect=True)
+async def test_jobs_that_take_turns_on_both_sides_of_the_horizon_fill_pages(app):
+    ids = await interleave(app, 120, together=1)
+    views, pages, cursor = await app.views(), [], None
+    while cursor is not None or not pages:
+        page = await views.page(JobState.scheduled, cursor=cursor, limit=100)
+        pages.append([job.id for job in page.jobs])
+        cursor = page.cursor
+        assert len(pages) < 5
+    assert ids == [id_ for page in pages for id_ in page]
+
+
+@pytest.mark.parametrize("limit", [3, 7, 100])
+async def test_a_list_goes_on_right_behind_each_job(app, limit):
+    ids = await interleave(app, 24, together=4)
+    found = await listed(app, limit=100)
+    assert ids == sorted(job.id for job, _ in found)
+    for at, (_, place) in enumerate(found):
+        behind = await listed(app, limit=limit, cursor=place)
+        assert [job.id for job, _ in found[at + 1 :]] == [job.id for job, _ in behind]
+
+
 @pytest.mark.parametrize("limit", [1, 4])
 async def test_a_job_that_comes_across_the_horizon_between_two_pages_is_listed(app, ids, limit):
     # One that was listed before it came may be listed again.
@@ -126,6 +163,21 @@ async def test_a_job_that_comes_across_the_horizon_between_two_pages_is_listed(a
 @pytest.mark.parametrize("limit", [1, 4])
 async def test_a_job_that_comes_across_the_horizon_within_a_page_is_listed(app, ids, restless, limit):
     assert set(ids) == {job.id for job, _ in await listed(app, limit=limit)}
+
+
+@pytest.mark.parametrize("app", [1], indirect=True)
+async def test_a_page_has_a_job_once_that_comes_across_the_horizon_meanwhile(app, ids, after):
+    views, record = await app.views(), await app.record()
+    # The first question to the queue is which of the rows it has by now.
+    after(record.store.link, "run", lambda: across(app, len(ids)))
+    page = await views.page(JobState.scheduled, limit=100)
+    assert sorted([*ids, "other", "far"]) == sorted(job.id for job in page.jobs)
+
+
+@pytest.mark.parametrize("limit", [1, 4, 100])
+async def test_a_job_that_came_across_the_horizon_unknown_to_its_row_is_listed_once(app, ids, limit):
+    await across(app, len(ids), marked=False)
+    assert sorted(ids) == sorted(job.id for job, _ in await listed(app, limit=limit))
 
 
 async def test_a_purge_leaves_no_job_that_comes_across_the_horizon(app, ids, restless):

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from heapq import merge
+from math import inf
 from typing import TYPE_CHECKING
 
 from sqlalchemy import select, tuple_
@@ -28,9 +30,9 @@ if TYPE_CHECKING:
     from duly.store import Store
 
 Place = tuple[int, str, str]  #: of a row among those that wait: when it is to be brought, its topic and id
+Step = tuple[Place | str, "Job | None"]  #: a place in the record or in the queue, and what to list there
 
 _START: Place = (1 - 10**18, "", "")
-_END: Place = (10**18 - 1, "", "")
 _CURSOR = re.compile(
     r"(?:record:(-?[0-9]{1,18}) ([\w.-]*)/([\w.~:@=+-]*) )?([0-9]{1,5}:(?:[0-9]{1,17} \S+)?)", re.ASCII
 )
@@ -83,8 +85,8 @@ class RecordViews(Views):
         """
         Jobs in one state, a page at a time; what is scheduled in the queue and in the record, soonest first.
 
-        Both are gone through side by side, by due time.  A job that comes within the horizon meanwhile keeps
-        its place in that order, so that it is not missed; one that was listed before may be listed again.
+        Both are merged by due time.  A job that comes within the horizon meanwhile keeps its place in that
+        order, so that it is not missed; one that was listed before may be listed again.
 
         Raises:
             UsageError: The cursor is not one of ours.
@@ -92,46 +94,26 @@ class RecordViews(Views):
         if state is not JobState.scheduled:
             return await super().page(state, topic, cursor=cursor, limit=limit)
         behind, cursor = _read_cursor(cursor)
-        if _due_ms(cursor) is None:
+        if _due_ms(cursor) == inf:
             # The record was gone through with the first shard: what came to others since is met there.
             return await super().page(state, topic, cursor=cursor, limit=limit)
+        limit = max(1, min(limit, PAGE))
         # First the record, then the queue: a job may go from one to the other between the two, not back.
-        found = await self._waiting(topic, behind, 1)
+        work = partial(waiting, namespace=self._store.namespace, topic=topic, after=behind, limit=limit)
+        rows = await self._database.read(work)
+        there = await Views.get_many(self, [row.key for row in rows])
         page = await super().page(state, topic, cursor=cursor, limit=limit)
-        if not found:
-            return _with(_END, page)
-        [(record_ms, *_)] = map(_place, found)
-        queue_ms = _due_ms(page.places[0] if page.places else page.cursor)
-        if queue_ms is not None and queue_ms < record_ms:
-            return _with(max(behind, (record_ms, "", "")), _before(record_ms, page))
-        found = await self._waiting(topic, behind, max(1, min(limit, PAGE)), until_ms=queue_ms)
-        # What is on its way is in the queue by now, further on than this list has come.
-        there = await Views.get_many(self, [row.key for row in found])
-        cold = [row for row, hot in zip(found, there, strict=True) if hot is None]
+        hot = {job.key for job in (*there, *page.jobs) if job is not None}
         now = self._clock.now()
-        return Page(
-            [job_of(row, now) for row in cold],
-            _join(_place(found[-1]) if found else behind, cursor),
-            [_join(_place(row), cursor) for row in cold],
-        )
-
-    async def _waiting(
-        self, topic: str | None, behind: Place, limit: int, until_ms: int | None = None
-    ) -> list[JobRow]:
-        work = partial(waiting, namespace=self._store.namespace, topic=topic, until_ms=until_ms, limit=limit)
-        return await self._database.read(partial(work, after=behind))
+        cold = [None if row.key in hot else job_of(row, now) for row in rows]
+        return _merged(behind, cursor, list(zip(map(_place, rows), cold, strict=True)), page, limit)
 
 
 def waiting(
-    connection: Connection,
-    namespace: str,
-    topic: str | None,
-    after: Place,
-    until_ms: int | None,
-    limit: int,
+    connection: Connection, namespace: str, topic: str | None, after: Place, limit: int
 ) -> list[JobRow]:
     """
-    Rows of jobs that the queue has not been given yet, soonest first; those due until then, if that is said.
+    Rows of jobs that the queue has not been given yet, soonest first.
     """
     place = tuple_(jobs.c.relay_ms, jobs.c.topic, jobs.c.id)
     where = [
@@ -143,43 +125,48 @@ def waiting(
     ]
     if topic is not None:
         where.append(jobs.c.topic == topic)
-    if until_ms is not None:
-        where.append(jobs.c.relay_ms <= until_ms)
     found = connection.execute(
         select(jobs).where(*where).order_by(jobs.c.relay_ms, jobs.c.topic, jobs.c.id).limit(limit)
     )
     return list(map(JobRow._make, found))
 
 
-def _before(due_ms: int, page: Page) -> Page:
+def _merged(behind: Place, cursor: str, rows: list[Step], page: Page, limit: int) -> Page:
     """
-    What of a page of the queue is due before a time.
+    Rows from a place on and a page of the queue from a cursor on, soonest first, as far as both were read.
     """
-    places = [place for place in page.places if (_due_ms(place) or 0) < due_ms]
-    end_ms = _due_ms(page.cursor)
-    if len(places) < len(page.places) or end_ms is None or end_ms >= due_ms:
-        return Page(page.jobs[: len(places)], places[-1], places)
-    return page
-
-
-def _with(behind: Place, page: Page) -> Page:
-    """
-    A page of the queue, to go on from there and behind a place in the record.
-    """
-    cursor = None if page.cursor is None else _join(behind, page.cursor)
-    return Page(page.jobs, cursor, [_join(behind, place) for place in page.places])
+    end = page.cursor or ""
+    queue: list[Step] = [*zip(page.places, page.jobs, strict=True), (end, None)]
+    # Behind a page of rows that is full there may be more.
+    ends = [end, *(place for place, _ in rows[limit - 1 :])]
+    found: list[Job] = []
+    places: list[str] = []
+    # At the same time the rows come first: none may get into the queue where this list has been.
+    for place, job in merge(rows, queue, key=lambda step: _due_ms(step[0])):
+        if isinstance(place, str):
+            cursor = place
+        else:
+            behind = place
+        if job is not None:
+            found.append(job)
+            places.append(_join(behind, cursor))
+        if place in ends or len(found) == limit:
+            break
+    return Page(found, _join(behind, cursor) or None, places)
 
 
 def _place(row: JobRow) -> Place:
     return row.relay_ms or 0, row.topic, row.id
 
 
-def _due_ms(cursor: str | None) -> int | None:
+def _due_ms(place: Place | str) -> float:
     """
-    How far a list of the first shard has come; None for another one.
+    How far a place in the record is, or a cursor of the first shard; those of others are behind all.
     """
-    shard, _, place = (cursor or "").partition(":")
-    return int(place.partition(" ")[0] or 0) if shard == "0" else None
+    if not isinstance(place, str):
+        return place[0]
+    shard, _, at = place.partition(":")
+    return int(at.partition(" ")[0] or 0) if shard == "0" else inf
 
 
 def _join(behind: Place, cursor: str) -> str:
@@ -187,7 +174,7 @@ def _join(behind: Place, cursor: str) -> str:
     The cursor of a list of both; of the queue alone where the record was gone through.
     """
     relay_ms, topic, id_ = behind
-    return cursor if _due_ms(cursor) is None else f"record:{relay_ms} {topic}/{id_} {cursor}"
+    return cursor if _due_ms(cursor) == inf else f"record:{relay_ms} {topic}/{id_} {cursor}"
 
 
 def _read_cursor(cursor: str | None) -> tuple[Place, str]:
