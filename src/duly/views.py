@@ -89,22 +89,10 @@ class Views:
         """
         Jobs as they are now, each at one moment.
         """
-        found: list[Job | None] = [None] * len(keys)
-        by_shard: dict[int, list[int]] = {}
-        for position, key in enumerate(keys):
-            by_shard.setdefault(self._store._shard(key), []).append(position)  # noqa: SLF001  # its reading half
-        names = ("jobs", "bodies", "outcomes", "progress", "due", "leases")
-        for shard, positions in by_shard.items():
-            fixed = [self._key(shard, name) for name in names]
-            for at in range(0, len(positions), 100):
-                part = positions[at : at + 100]
-                answer = await self._store.link.run(
-                    "get", fixed, [keys[position].member for position in part]
-                )
-                for position, about in zip(part, answer, strict=True):
-                    if about:
-                        found[position] = job_of(keys[position].member, about, await self._name_of(about[0]))
-        return found
+        return [
+            job_of(key.member, about, await self._name_of(about[0])) if about else None
+            for key, about in zip(keys, await self._store.get(keys), strict=True)
+        ]
 
     async def _name_of(self, record: bytes) -> str:
         """

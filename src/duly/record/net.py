@@ -46,7 +46,6 @@ CONSUMER = "record"
 EVERY_S = 1.0
 SETTLE_MS = 2_000  #: how long workers have for writing outcomes themselves
 AT_ONCE = 100  #: script calls whose events are looked at together
-PER_READ = 100  #: jobs in one look at Redis
 
 _ENDINGS = frozenset({Verb.acked, Verb.buried, Verb.cancelled})
 _COUNTED = frozenset({Verb.retried, Verb.recovered})
@@ -134,7 +133,7 @@ class Net:
         entries = await self._next(shard, place)
         if not entries:
             return 0
-        caught = await self._catch(shard, entries, self._database.read)
+        caught = await self._catch(entries, self._database.read)
         moved = await self._database.write(
             lambda connection: self._write(connection, shard, generation, place, caught)
         )
@@ -153,7 +152,7 @@ class Net:
             entries = await self._next(shard, locked)
             if not entries:
                 return 0
-            caught = await self._catch(shard, entries, connection.run_sync)
+            caught = await self._catch(entries, connection.run_sync)
             moved = await connection.run_sync(self._write, shard, generation, locked, caught)
             await connection.commit()
         if moved:
@@ -207,7 +206,7 @@ class Net:
             return await self._feed.packed(shard, await self._feed.first(shard), AT_ONCE)
         return []
 
-    async def _catch(self, shard: int, entries: Sequence[Packed], ask: Ask) -> Caught:
+    async def _catch(self, entries: Sequence[Packed], ask: Ask) -> Caught:
         ended: dict[JobKey, Packed] = {}
         runs: list[EndedRun] = []
         for entry in entries:
@@ -222,7 +221,7 @@ class Net:
             for row in rows_of(entry)
             if row.verb in _ENDINGS and row.head.revision == still_open.get(row.key)
         ]
-        runs += await self._ended(shard, ends)
+        runs += await self._ended(ends)
         return Caught(runs, Place(entries[-1].offset, entries[-1].at_ms))
 
     def _open(self, connection: Connection, keys: Iterable[JobKey]) -> dict[JobKey, int]:
@@ -232,18 +231,12 @@ class Net:
         found = pick(connection, ("topic", "id", "revision"), self._store.namespace, keys, still_open=True)
         return {JobKey(topic, id_): revision for topic, id_, revision in found}
 
-    async def _ended(self, shard: int, rows: Sequence[Row]) -> list[EndedRun]:
+    async def _ended(self, rows: Sequence[Row]) -> list[EndedRun]:
         """
         What became of jobs, as Redis still knows it; prune spares them until it is written.
         """
-        runs = []
-        keys = self._store.keys[shard].fixed
-        fixed = [keys[name] for name in ("jobs", "bodies", "outcomes", "progress", "due", "leases")]
-        for at in range(0, len(rows), PER_READ):
-            part = rows[at : at + PER_READ]
-            answers = await self._store.link.run("get", fixed, [row.key.member for row in part])
-            runs += [ended_run(row, about) for row, about in zip(part, answers, strict=True)]
-        return runs
+        found = await self._store.get([row.key for row in rows])
+        return [ended_run(row, about) for row, about in zip(rows, found, strict=True)]
 
     # -- the record ---------------------------------------------------------------------------------------
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from duly.store import Store
 
 STEP = 500  #: jobs in one call: what a server answers within a few milliseconds
-PER_READ = 100  #: and where all is asked of each: four times the work
 
 
 class Sighted(NamedTuple):
@@ -105,18 +104,11 @@ async def adopted(store: Store, keys: Sequence[JobKey], generation: int, now_ms:
     Rows that take over what the queue holds of *keys*.
     """
     rows = []
-    for shard, positions in _by_shard(store, keys, PER_READ):
-        fixed = store.keys[shard].fixed
-        names = [fixed[name] for name in ("jobs", "bodies", "outcomes", "progress", "due", "leases")]
-        some = [keys[position] for position in positions]
-        # All of a job at one moment: nobody looks at it a second time, as where something differs.
-        found = await store.link.run("get", names, [key.member for key in some])
-        for key, about in zip(some, found, strict=True):
-            if about:
-                stored, apart, outcome, _, due, _ = about
-                rows.append(
-                    sighted(key, stored, apart, due).row(store.namespace, generation, now_ms, outcome)
-                )
+    # All of a job at one moment: nobody looks at it a second time, as where something differs.
+    for key, about in zip(keys, await store.get(keys), strict=True):
+        if about:
+            stored, apart, outcome, _, due, _ = about
+            rows.append(sighted(key, stored, apart, due).row(store.namespace, generation, now_ms, outcome))
     return rows
 
 
@@ -134,7 +126,7 @@ async def members(store: Store) -> AsyncIterator[list[JobKey]]:
                 break
 
 
-def _by_shard(store: Store, keys: Sequence[JobKey], step: int = STEP) -> list[tuple[int, list[int]]]:
+def _by_shard(store: Store, keys: Sequence[JobKey]) -> list[tuple[int, list[int]]]:
     """
     Positions of keys, each list on one shard and short enough for one call.
     """
@@ -142,9 +134,9 @@ def _by_shard(store: Store, keys: Sequence[JobKey], step: int = STEP) -> list[tu
     for position, key in enumerate(keys):
         places.setdefault(shard_of(key.topic, key.id, store.shards), []).append(position)
     return [
-        (shard, positions[at : at + step])
+        (shard, positions[at : at + STEP])
         for shard, positions in places.items()
-        for at in range(0, len(positions), step)
+        for at in range(0, len(positions), STEP)
     ]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from duly.store.answers import unsound
 from duly.store.hydrating import Hydrating
 from duly.store.leasing import Leasing
+from duly.store.reading import Reading
 from duly.store.replying import Replying
 from duly.store.sending import Sending
 from duly.store.steering import Steering
@@ -42,7 +43,7 @@ __all__ = [
 ]
 
 
-class Store(Sending, Hydrating, Leasing, Steering, Upkeep, Replying):
+class Store(Sending, Hydrating, Leasing, Steering, Upkeep, Replying, Reading):
     """
     The queue as a set of atomic transitions, one method per script.
 

@@ -5,10 +5,10 @@ The call itself: a script on one shard, its keys declared, and what the server a
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from duly.errors import OutcomeUnknown, ServerUnsuitable, StoreUnavailable
-from duly.group import chunks
+from duly.group import MAX_JOBS, chunks
 from duly.job import JobKey, shard_of
 from duly.keys import ShardKeys
 from duly.namespace import create
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from duly.connection import Link
 
 log = logging.getLogger("duly.store")
+
+Answer = TypeVar("Answer")
 
 
 class Calls:
@@ -150,18 +152,24 @@ class Calls:
     def _shard(self, key: JobKey) -> int:
         return shard_of(key.topic, key.id, self.shards)
 
-    async def _scatter(self, keys: Sequence[JobKey], send: Callable[[int, list[JobKey]], Any]) -> list[bytes]:
+    async def _scatter(
+        self,
+        keys: Sequence[JobKey],
+        send: Callable[[int, list[JobKey]], Awaitable[list[Answer]]],
+        *,
+        max_jobs: int = MAX_JOBS,
+    ) -> list[Answer]:
         """
-        Send each key to its shard in batches, and put the words back into the order of the keys.
+        Send each key to its shard in batches, and put the answers back into the order of the keys.
         """
         by_shard: dict[int, list[int]] = {}
         for position, key in enumerate(keys):
             by_shard.setdefault(self._shard(key), []).append(position)
-        words: list[bytes] = [b""] * len(keys)
+        answers: dict[int, Answer] = {}
         for shard, positions in by_shard.items():
-            at = 0
-            for batch in chunks([keys[position] for position in positions], key=hash, size=len):
-                for word in await send(shard, batch):
-                    words[positions[at]] = word
-                    at += 1
-        return words
+            at = iter(positions)
+            some = [keys[position] for position in positions]
+            for batch in chunks(some, key=hash, size=len, max_jobs=max_jobs):
+                for answer in await send(shard, batch):
+                    answers[next(at)] = answer
+        return [answers[position] for position in range(len(keys))]
