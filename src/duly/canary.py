@@ -60,7 +60,6 @@ class Canary:
         self._store, self._views = store, Views(store)
         self._limit_s, self._fresh_s = limit_s, fresh_s
         self.worker = f"canary-{os.getpid()}-{secrets.token_hex(4)}"
-        self._numbers = itertools.count(1)
         self._keys = [_key_on(shard, store.shards, self.worker) for shard in range(store.shards)]
         self._lock = asyncio.Lock()
         self._sang = Sang()
@@ -111,7 +110,6 @@ class Canary:
                 shard,
                 [Want(CANARY, AT_ONCE, 10_000)],
                 worker=self.worker,
-                number=next(self._numbers),
                 limit=AT_ONCE,
             )
             mine = False

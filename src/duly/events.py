@@ -45,6 +45,7 @@ class Verb(StrEnum):
     paused = "paused"  #: of a topic: the id is empty
     resumed = "resumed"  #: of a topic: the id is empty
     mended = "mended"  #: by the auditor; the reason says what disagreed
+    quarantined = "quarantined"  #: put aside because its record cannot be read; of it only the name is known
 
 
 #: How the `about` of an entry begins: when, how many rows and bytes up to and with it, the nonce of its call.

@@ -29,7 +29,7 @@ from duly.job import check_topic
 from duly.newjob import Limits, NewJob, Options, at_least_one, new_job, positive_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Collection, Coroutine
 
 __all__ = [
     "AsyncHandler",
@@ -238,11 +238,11 @@ class Handlers:
         """
         return self._by_topic.get(topic)
 
-    def topics(self) -> list[str]:
+    def topics(self) -> Collection[str]:
         """
         Name the topics that have a handler, in the order in which they were added.
         """
-        return list(self._by_topic)
+        return self._by_topic.keys()
 
     def batches(self) -> list[BatchHandler]:
         """

@@ -54,8 +54,8 @@ class Lane(IntEnum):
     The streams of a topic; the numbers are those of the stored record.
 
     Users choose among the first three.  A job with a callback waits in `callback`, from
-    which only deliverers claim.  Any other with a crash behind it waits in `suspect`, which
-    no record names, and from which a worker runs one at a time.
+    which only deliverers claim.  No record names the last two: any other job that crashed once
+    waits in `suspect`, and one that crashed more often in `isolated`, to run by itself.
     """
 
     normal = 0
@@ -63,6 +63,7 @@ class Lane(IntEnum):
     low = 2
     callback = 3
     suspect = 4
+    isolated = 5
 
 
 class JobKey(NamedTuple):
@@ -201,6 +202,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
     floor_ms: int  #: lateness counts from here: due, or when a pause ended
     payload: bytes
     envelope: bytes = b""
+    half: int = 0  #: of the group that crashed together, if the job is a suspect
 
     @property
     def fence_bytes(self) -> bytes:

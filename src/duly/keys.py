@@ -8,7 +8,7 @@ from functools import cached_property
 
 from duly.job import Lane
 
-LAYOUT = "1"  #: version of keys and records; another one is another namespace
+LAYOUT = "2"  #: version of keys and records; another one is another namespace
 
 
 class ShardKeys:
@@ -33,12 +33,12 @@ class ShardKeys:
 
     def lanes(self, topic: str) -> tuple[str, ...]:
         """
-        The ready streams of a topic in the order of `Lane`, then its wake list, then that of deliverers.
+        The ready streams of a topic in the order of `Lane`, then its wake list, then its scheduled jobs.
         """
         keys = self._lanes.get(topic)
         if keys is None:
             streams = (f"{self.prefix}ready:{topic}:{lane.name}" for lane in Lane)
-            keys = self._lanes[topic] = (*streams, f"{self.prefix}wake:{topic}", self.fixed["callbacks"])
+            keys = self._lanes[topic] = (*streams, f"{self.prefix}wake:{topic}", f"{self.prefix}due:{topic}")
         return keys
 
     def stream(self, topic: str, lane: Lane) -> str:
@@ -53,15 +53,25 @@ class ShardKeys:
         """
         return self.lanes(topic)[len(Lane)]
 
+    def due(self, topic: str) -> str:
+        """
+        zset  member of each scheduled job -> due_ms
+        """
+        return self.lanes(topic)[len(Lane) + 1]
+
 
 FIXED = {
     "meta": "hash     the shard's numbers: layout, epoch, sequence, event totals, timer slots; of its record",
-    "topics": "hash     '<topic>:<state>' -> count; '<topic>:paused|resumed|limit|callback|lanes'",
+    "topics": "hash     '<topic>:<state>' -> count; '<topic>:paused|resumed|limit|callback|lanes|waiting'",
     "jobs": "hash     member -> record",
     "bodies": "hash     member -> body too long for the record",
     "outcomes": "hash     member -> result, or last error",
     "progress": "hash     member -> last reported progress",
-    "due": "zset     member -> due_ms",
+    "next_due": "zset     topic -> when the earliest of its scheduled jobs is due",
+    "ready_topics": "set      topics with ready jobs",
+    "requests": "hash     nonce of a call that changes jobs -> its answer, for a reply that was lost",
+    "old_requests": "hash     the same of the calls before those",
+    "quarantine": "hash     member -> stored job that cannot be read",
     "leases": "zset     member -> lease end",
     "done": "zset     succeeded and cancelled member -> keep until",
     "dead": "zset     dead member -> keep until",
@@ -82,6 +92,7 @@ FIXED = {
     "reply_leases": "zset     the same of each reply that a reader has -> when another one may have it",
     "reply_drops": "hash     name -> replies dropped unread since its queue was empty",
     "timer": "stream   the earliest due time changed",
+    "woken_topics": "stream   names of topics that were made ready, while workers with many topics wait",
     "stop": "channel  '<member> <token>' of a run that must stop",
     "ended_channel": "channel  member of an awaited job that ended, or the name of a queue with a new reply",
 }

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from duly.job import Order, Priority
 
 BASE = Struct(">BQ6s")
-OPTIONS = Struct(">QIIBI")
+OPTIONS = Struct(">QIIBIH")  #: its last number is how many bytes of further parts follow
 RUN = Struct(">BHHBBQQIQ8s8sQQ")
 HEAD = Struct(RUN.format + "Q6s")  #: all of a record but options and body
 FIRST_HEAD = Struct(BASE.format + "Q")  #: what events keep of one that waits for its first run: base and due
 UNKNOWN = 0xFFFFFFFF
 INLINE_BYTES = 1024
+HALF = 32  #: the mark of one half of a group that crashed together
 NOBODY = bytes(8)
 
 _STATES = tuple(JobState)
@@ -99,6 +100,7 @@ class Record(NamedTuple):
     retain_s: int
     max_crashes: int
     envelope_bytes: int
+    parts: bytes  #: further ones: a byte that names each, a byte for its length, its value
     body: bytes
 
     @property
@@ -114,11 +116,27 @@ def read(record: bytes) -> Record:
     Take a record apart.
     """
     head, at = head_of(record)
-    options = (0, 0, UNKNOWN, 0, 0)
-    if head.mark & 32:
-        options = OPTIONS.unpack_from(record, at)
-        at += OPTIONS.size
-    return Record(head, *options, record[at:])
+    if not head.mark & 32:
+        return Record(head, 0, 0, UNKNOWN, 0, 0, b"", record[at:])
+    expires_ms, ttr_ms, retain_s, max_crashes, envelope_bytes, size = OPTIONS.unpack_from(record, at)
+    at += OPTIONS.size
+    parts, body = record[at : at + size], record[at + size :]
+    return Record(head, expires_ms, ttr_ms, retain_s, max_crashes, envelope_bytes, parts, body)
+
+
+def options_at(record: bytes) -> tuple[int, int]:
+    """
+    Where the options of a record begin, and where its body does.
+    """
+    at = HEAD.size if record[0] & 64 else BASE.size
+    return at, at + (options_size(record, at) if record[0] & 32 else 0)
+
+
+def options_size(data: bytes, at: int) -> int:
+    """
+    How many bytes the options that begin at a place take, with the parts behind them.
+    """
+    return OPTIONS.size + int.from_bytes(data[at + OPTIONS.size - 2 : at + OPTIONS.size])
 
 
 def options_of(order: Order) -> bytes:
@@ -145,6 +163,7 @@ def pack_options(
         UNKNOWN if retain_s is None else min(retain_s, UNKNOWN - 1),
         min(max_crashes, 255),
         envelope_bytes,
+        0,
     )
 
 
@@ -163,21 +182,21 @@ def lease_of(member: bytes, record: bytes, apart: bytes, ttr_ms: int, resumed_ms
     """
     The lease that a claimed record stands for.
     """
-    (mark, attempts, crashes, _, _, _, _, _, token, nonce, _, started_ms, due_ms, revision, _) = (
+    (mark, attempts, crashes, _, marks, _, _, _, token, nonce, _, started_ms, due_ms, revision, _) = (
         HEAD.unpack_from(record)
     )
     at = HEAD.size
     envelope_bytes = 0
     if mark & 32:
-        _, own_ttr_ms, _, _, envelope_bytes = OPTIONS.unpack_from(record, at)
+        _, own_ttr_ms, _, _, envelope_bytes, size = OPTIONS.unpack_from(record, at)
         ttr_ms = own_ttr_ms or ttr_ms
-        at += OPTIONS.size
+        at += OPTIONS.size + size
     body = apart if mark >= 128 else record[at:]
     topic, _, id_ = member.decode().partition("/")
     return Lease(
         JobKey(topic, id_),
         terms.shard,
-        Lane.suspect if crashes and mark >> 3 & 3 != Lane.callback else _LANES[mark >> 3 & 3],
+        _waits_in(mark, crashes),
         revision,
         token,
         nonce,
@@ -190,7 +209,18 @@ def lease_of(member: bytes, record: bytes, apart: bytes, ttr_ms: int, resumed_ms
         max(due_ms, resumed_ms),
         body[envelope_bytes:] if envelope_bytes else body,
         body[:envelope_bytes] if envelope_bytes else b"",
+        marks // HALF & 1,
     )
+
+
+def _waits_in(mark: int, crashes: int) -> Lane:
+    """
+    The lane that a job waited in: see lib/records.lua.
+    """
+    lane = _LANES[mark >> 3 & 3]
+    if not crashes or lane is Lane.callback:
+        return lane
+    return Lane.suspect if crashes == 1 else Lane.isolated
 
 
 def job_of(member: bytes | str, about: list[bytes], worker: str) -> Job:

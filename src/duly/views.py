@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from duly.due import count_due, pages_behind, scheduled_behind, scheduled_topics
 from duly.errors import UsageError
 from duly.job import Job, JobKey, JobState, Lane
 from duly.records import NOBODY, head_of, job_of, worker_id
@@ -17,20 +18,18 @@ from duly.records import NOBODY, head_of, job_of, worker_id
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from duly.connection import Link
     from duly.store import Store
 
 CANARY = "duly.canary"  #: the topic of jobs that only show whether jobs get through; not among those of users
 PAGE = 1000  #: members that one call looks at, at most
 
 _INDEX = {
-    JobState.scheduled: "due",
     JobState.running: "leases",
     JobState.succeeded: "done",
     JobState.cancelled: "done",
     JobState.dead: "dead",
 }
-_LANES = (Lane.suspect, Lane.high, Lane.normal, Lane.low, Lane.callback)
+_LANES = (Lane.isolated, Lane.suspect, Lane.high, Lane.normal, Lane.low, Lane.callback)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +120,8 @@ class Views:
             return Page([], None)
         if state is JobState.ready:
             members, place_next = await self._ready_members(shard, topic, place, limit)
+        elif state is JobState.scheduled:
+            members, place_next = await self._scheduled_members(shard, topic, place, limit)
         else:
             members, place_next = await self._indexed_members(shard, _INDEX[state], topic, place, limit)
         found = await self.get_many([JobKey.of(member) for member, _ in members])
@@ -189,8 +190,10 @@ class Views:
                 if what == "callback":
                     callbacks[topic] = value.decode()
                     continue
+                if what in ("waiting", "lanes"):
+                    continue
                 counts[what] = counts.get(what, 0) + int(float(value))
-            head = await self._store.link.call("ZRANGE", self._key(shard, "due"), 0, 0, "WITHSCORES")
+            head = await self._store.link.call("ZRANGE", self._key(shard, "next_due"), 0, 0, "WITHSCORES")
             now_ms = await self.now_ms()
             if head:
                 due_ms = int(float(head[1]))
@@ -282,12 +285,21 @@ class Views:
             )
         return workers
 
+    async def _scheduled_members(
+        self, shard: int, topic: str | None, place: str, limit: int
+    ) -> tuple[list[tuple[bytes, str]], str | None]:
+        link, keys = self._store.link, self._store.keys[shard]
+        topics = [topic] if topic else await scheduled_topics(link, keys)
+        found = await scheduled_behind(link, keys, topics, place, limit)
+        members = [(member, place_of(member, score)) for member, score in found]
+        return members, members[-1][1] if len(members) == limit else None
+
     async def _indexed_members(
         self, shard: int, index: str, topic: str | None, place: str, limit: int
     ) -> tuple[list[tuple[bytes, str]], str | None]:
         # With a topic to look for, read on through others, but never more than a page of them.
         count = PAGE if topic else limit
-        found = await members_behind(self._store.link, self._key(shard, index), place, count)
+        [found] = await pages_behind(self._store.link, [self._key(shard, index)], place, count)
         members: list[tuple[bytes, str]] = []
         prefix = f"{topic}/".encode() if topic else b""
         for member, score in found:
@@ -336,9 +348,7 @@ class Views:
         counts = [0] * (len(bounds) - 1)
         for shard in range(self._store.shards):
             for at, (start, end) in enumerate(pairwise(bounds)):
-                counts[at] += int(
-                    await self._store.link.call("ZCOUNT", self._key(shard, "due"), start, f"({end}")
-                )
+                counts[at] += await count_due(self._store.link, self._store.keys[shard], start, end)
         return counts
 
     async def _topics_of(self, shard: int) -> list[str]:
@@ -347,17 +357,6 @@ class Views:
 
     def _key(self, shard: int, name: str) -> str:
         return self._store.keys[shard].fixed[name]
-
-
-async def members_behind(link: Link, index: str, place: str, limit: int) -> list[tuple[bytes, bytes]]:
-    """
-    Members of an index with their scores, from the one behind *place* on, as they stand at one moment.
-
-    A place is a score and a member; whether that member is still there does not matter.
-    """
-    score, _, member = (place or "-inf").partition(" ")
-    found = await link.run("page", [index], [score, member, limit])
-    return list(zip(found[::2], found[1::2], strict=True))
 
 
 def place_of(member: bytes, score: bytes) -> str:

@@ -89,8 +89,8 @@ class Waiters:
         return job.state, job.outcome
 
     async def _watch(self, key: JobKey) -> list[Any]:
-        fixed = self._store.keys[shard_of(key.topic, key.id, self._store.shards)].fixed
-        keys = [fixed[name] for name in ("jobs", "outcomes", "due")]
+        its_keys = self._store.keys[shard_of(key.topic, key.id, self._store.shards)]
+        keys = [its_keys.fixed["jobs"], its_keys.fixed["outcomes"], its_keys.due(key.topic)]
         async with self.gate:
             answer: list[Any] = await self._store.link.run("watch", keys, [key.member])
         return answer

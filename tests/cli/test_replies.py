@@ -24,7 +24,7 @@ async def three(app):
     store = await app.store()
     for id_ in ("succeeded", "dead", "cancelled"):
         await app.enqueue("mail", {}, id=id_, reply_to="inbox")
-    leases = (await store.claim(0, [Want("mail", 2, 60_000)], worker="w", number=1)).leases
+    leases = (await store.claim(0, [Want("mail", 2, 60_000)], worker="w")).leases
     await store.ack(leases[0], b'{"sent":"\\u001b[31m"}')
     await store.bury(leases[1], reason_document("ValueError", "no\nuser"))
     await app.job("mail", "cancelled").cancel()

@@ -31,7 +31,7 @@ async def stored(app):
 
 async def claim(app, topic="mail"):
     store = await app.store()
-    claimed = await store.claim(0, [Want(topic, 1, 60_000)], worker="w", number=1)
+    claimed = await store.claim(0, [Want(topic, 1, 60_000)], worker="w")
     return store, claimed.leases[0]
 
 
@@ -278,7 +278,7 @@ async def test_the_result_has_a_status_for_every_end(client, app):
         await post(client, {"id": id_, "delay": 60 if id_ == "waiting" else 0})
     await app.job("mail", "cancelled").cancel()
     store = await app.store()
-    claimed = await store.claim(0, [Want("mail", 10, 60_000)], worker="w", number=1)
+    claimed = await store.claim(0, [Want("mail", 10, 60_000)], worker="w")
     for lease in claimed.leases:
         if lease.key.id == "done":
             await store.ack(lease, b"[1, 2]")

@@ -38,7 +38,7 @@ async def work(app, result=b"1", topic="mail"):
     Ack what is ready.
     """
     store = await app.store()
-    claimed = await store.claim(0, [Want(topic, 100, 60_000)], worker="w", number=1)
+    claimed = await store.claim(0, [Want(topic, 100, 60_000)], worker="w")
     for lease in claimed.leases:
         await store.ack(lease, result)
     return len(claimed.leases)

@@ -211,7 +211,7 @@ async def _bury(url, namespace, record):
     async with Duly(url, namespace=namespace, record=record) as app:
         await app.job("mail", "a").reschedule(delay=0)
         store = await app.store()
-        claimed = await store.claim(0, [Want("mail", 1, 60_000)], worker="w", number=1, limit=1)
+        claimed = await store.claim(0, [Want("mail", 1, 60_000)], worker="w", limit=1)
         await store.bury(claimed.leases[0], reason_document("ValueError", "no user 42"))
 
 

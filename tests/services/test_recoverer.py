@@ -103,7 +103,7 @@ async def test_an_abandoned_job_is_recovered_when_its_lease_is_over(scene, store
     assert 0 == await scene.steps(14)
     assert 1 == await scene.steps(3)
     job = await views.get(key("a"))
-    assert (JobState.scheduled, 1) == (job.state, job.crashes)
+    assert (JobState.ready, 1) == (job.state, job.crashes)
 
 
 async def test_after_a_jump_of_the_servers_clock_it_holds_back_and_counts_no_crash(scene, store, views):
@@ -183,35 +183,77 @@ async def test_right_after_the_start_of_a_server_it_holds_back(own_server, make_
     assert recoverer._doubt, "it is another run of the server"
 
 
-async def test_suspects_run_one_at_a_time_beside_others(make_app):
-    app = make_app(recover_scan=0.05)
-    suspects, others = Gauge(), Gauge()
+async def _crash(store, topic: str, count: int) -> None:
+    """
+    Let a worker that dies claim what is there, and take it back.
+    """
+    store.lease_ms = 1
+    assert count == len(await claim(store, topic, worker="dead", limit=100))
+
+    async def recovered() -> None:
+        assert count == (await store.recover(0)).recovered
+
+    await eventually(recovered)
+
+
+async def test_jobs_that_crashed_once_run_side_by_side_at_once(make_app):
+    app = make_app(recover_scan=300, stall=1200)
+    suspects = Gauge()
+    together = asyncio.Event()
 
     @app.handler("mixed")
     async def mixed() -> int:
         from duly import current_job
 
-        with suspects if current_job().crashes else others:
-            await asyncio.sleep(0.02)
+        with suspects:
+            if suspects.now == 6:
+                together.set()
+            await asyncio.wait_for(together.wait(), 30)
         return current_job().crashes
 
     crashed = [await app.enqueue(mixed.job(), id=f"s{number}") for number in range(6)]
     store = app.make_store()
-    store.lease_ms = 1
-    assert 6 == len(await claim(store, "mixed", worker="dead"))
-    await eventually(lambda: _recovered(store))
-    innocent = [await app.enqueue(mixed.job()) for _ in range(20)]
+    await _crash(store, "mixed", 6)
     async with working(app, concurrency=10):
-        assert {0} == {await job.result(timeout=20) for job in innocent}
-        assert {1} == {await job.result(timeout=20) for job in crashed}
-    assert 1 == suspects.most
-    assert others.most > 1
+        assert {1} == {await job.result(timeout=60) for job in crashed}
+    assert 6 == suspects.most
     await store.link.aclose()
 
 
-async def _recovered(store) -> bool:
-    await store.recover(0, ["mixed"])
-    return 6 == await store.link.call("ZCARD", store.keys[0].fixed["due"])
+async def test_a_job_that_crashed_twice_runs_alone_and_waits_for_no_end_of_work(make_app):
+    app = make_app(recover_scan=300, stall=1200)
+    runs = Gauge()
+    beside: list[int] = []
+
+    @app.handler("mixed")
+    async def mixed() -> int:
+        from duly import current_job
+
+        with runs:
+            await asyncio.sleep(0.01)
+            if current_job().crashes > 1:
+                beside.append(runs.now)
+        return current_job().crashes
+
+    crashed = [await app.enqueue(mixed.job(), id=f"s{number}") for number in range(3)]
+    store = app.make_store()
+    await _crash(store, "mixed", 3)
+    await asyncio.sleep(0.11)  # the halves of a group are kept apart for a tenth of a second
+    await _crash(store, "mixed", 3)
+    stop = asyncio.Event()
+
+    async def send_on() -> None:
+        while not stop.is_set():
+            await app.enqueue(mixed.job())
+            await asyncio.sleep(0.001)
+
+    async with working(app, concurrency=10):
+        sending = asyncio.create_task(send_on())
+        assert {2} == {await job.result(timeout=60) for job in crashed}
+        stop.set()
+        await sending
+    assert [1, 1, 1] == beside
+    await store.link.aclose()
 
 
 async def test_a_worker_that_lost_a_job_to_the_recoverer_may_run_it_again_itself(make_app):
@@ -236,7 +278,7 @@ async def test_a_worker_that_lost_a_job_to_the_recoverer_may_run_it_again_itself
         await becomes(job, "running")
         store = await app.store()
         await store.link.call("ZADD", store.keys[0].fixed["leases"], 1, job.key.member)
-        assert 1 == (await store.recover(0, ["twice"])).recovered
+        assert 1 == (await store.recover(0)).recovered
         await eventually(lambda: [0] == stopped)
         gates[1].set()
         assert "run 1" == await job.result(timeout=10)

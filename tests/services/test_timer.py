@@ -96,7 +96,7 @@ async def test_a_wake_up_that_went_to_a_dead_worker_costs_no_scan(make_app):
     async with working(apps[0]), working(apps[1]):
         await eventually(all_work)
         for _ in range(5):
-            await (await apps[0].enqueue("tick", {}, delay=0.2)).result(timeout=SOON_S)
+            await (await apps[0].enqueue("tick", {})).result(timeout=SOON_S)
     assert stolen, "some wake-up must have been stolen"
     for thief in thieves:
         thief.cancel()

@@ -4,14 +4,14 @@ Fixtures of store tests: a look behind the store's back, and a namespace on the 
 
 from __future__ import annotations
 
-import itertools
+import random
 from typing import TYPE_CHECKING
 
 import pytest
 
 from duly.namespace import create
 from duly.store import Store
-from tests.store import kit, snapshot
+from tests.store import snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,14 +73,6 @@ def sent(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     writer.close()
 
 
-@pytest.fixture(autouse=True)
-def claims_from_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Whose turn it is depends on the number of a claim, and must not on the tests before.
-    """
-    monkeypatch.setattr(kit, "_claims", itertools.count(1))
-
-
 @pytest.fixture
 def raw(server: Server) -> Iterator[redis.Redis]:
     """
@@ -104,6 +96,16 @@ def look(raw: redis.Redis, store: Store) -> Callable[..., snapshot.Snapshot]:
         return shard
 
     return look
+
+
+@pytest.fixture
+def chance(monkeypatch: pytest.MonkeyPatch) -> random.Random:
+    """
+    The turns of topics and lanes follow from the nonces of claims: here the same ones in each run.
+    """
+    drawn = random.Random(13)  # noqa: S311  # a test, and no secret
+    monkeypatch.setattr("duly.store.leasing.new_nonce", lambda: drawn.randbytes(8))
+    return drawn
 
 
 @pytest.fixture

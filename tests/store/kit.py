@@ -4,7 +4,6 @@ Short words for store tests.
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 from duly.connection import Link
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from duly.job import Lease, Placed
     from duly.store import Store
     from duly.testing import TestClock
-
-_claims = itertools.count(1)
 
 
 def order(id_: str, topic: str = "mail", payload: bytes = b"{}", **options: Any) -> Order:
@@ -33,12 +30,19 @@ async def claim(
     store: Store, *topics: str, worker: str = "w1", limit: int = 10, free: int | None = None, **options: Any
 ) -> list[Lease]:
     wants = [Want(topic, limit if free is None else free, 60_000) for topic in topics or ("mail",)]
-    options.setdefault("number", next(_claims))
     return (await store.claim(0, wants, worker=worker, limit=limit, **options)).leases
 
 
 def ids(leases: Sequence[Lease]) -> list[str]:
     return [lease.key.id for lease in leases]
+
+
+def index_of(store: Store, name: str, topic: str = "mail") -> str:
+    """
+    The key of an index in the first shard; that of scheduled jobs is one of many.
+    """
+    keys = store.keys[0]
+    return keys.due(topic) if name == "due" else keys.fixed[name]
 
 
 async def crash(store: Store, clock: TestClock, *topics: str) -> list[Lease]:

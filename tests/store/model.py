@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 LEASE_MS, GRACE_MS, TTR_MS = 15_000, 5_000, 20_000
 DONE_MS, DEAD_MS, STUB_MS = 100_000, 200_000, 60_000
 MAX_CRASHES = 3
+ISOLATED_CRASHES = 3  #: the first crash that may be in isolation
+SHARE_MS, HALF_MS, ROOM_MS = 20, 100, 60_000
 
 
 @dataclass
@@ -43,6 +45,7 @@ class Row:
     progress: bytes = b""
     expires: int = 0
     stub: bool = False
+    half: int = 0  #: of the group that it crashed with last
     timed: bool = False  #: whether the record itself knows the due time
 
     @property
@@ -50,7 +53,9 @@ class Row:
         """
         The stream that it waits in.
         """
-        return Lane.suspect if self.crashes and self.order.lane is not Lane.callback else self.order.lane
+        if not self.crashes or self.order.lane is Lane.callback:
+            return self.order.lane
+        return Lane.suspect if self.crashes == 1 else Lane.isolated
 
     @property
     def ttr(self) -> int:
@@ -72,6 +77,9 @@ class Model:
     called: set[str] = field(default_factory=set)  #: topics with a callback
     limits: dict[str, int] = field(default_factory=dict)
     replies: list[tuple[str, int, JobState, bytes]] = field(default_factory=list)
+    aside: dict[str, bytes] = field(default_factory=dict)  #: damaged records, by member
+    waiting: dict[tuple[str, str], int] = field(default_factory=dict)  #: topic and worker, until when at most
+    room: tuple[str, int] = ("", 0)  #: the worker that was asked to make room, and for how long it has that
     last_number: int = 0  #: the highest revision or token given out so far
 
     @property
@@ -109,20 +117,42 @@ class Model:
         row = self.rows[order.key] = Row(order, state, due, expires=order.expires_ms, timed=timed)
         return ("replaced" if old else "created"), row
 
-    def due(self, topics: tuple[str, ...]) -> list[Row]:
+    def due(self, topics: Collection[str]) -> list[Row]:
         waiting = self.in_state(JobState.scheduled)
         return [row for row in waiting if row.due <= self.now and row.order.key.topic in topics]
 
-    def promote(self, topics: tuple[str, ...], *, left: Collection[JobKey] = ()) -> int:
+    def promote(self, topics: Collection[str]) -> int:
         moved = 0
         for row in self.due(topics):
-            if row.order.key not in left:
-                if row.is_late(self.now):
-                    self.end(row, JobState.cancelled, b'{"type":"expired"}')
-                else:
-                    row.state, row.timed = JobState.ready, True
-                    moved += 1
+            if row.is_late(self.now):
+                self.end(row, JobState.cancelled, b'{"type":"expired"}')
+            else:
+                self.make_ready(row)
+                moved += 1
         return moved
+
+    def make_ready(self, row: Row) -> None:
+        assert JobState.scheduled is row.state
+        assert row.due <= self.now
+        assert not row.is_late(self.now)
+        row.state, row.timed = JobState.ready, True
+
+    def others_wait(self, topic: str, worker: str) -> bool:
+        """
+        Whether another worker may wait for a topic, so that something is left to it for a moment.
+        """
+        return any(
+            until > self.now
+            for (waits_for, other), until in self.waiting.items()
+            if (waits_for, other) != (topic, worker) and waits_for == topic
+        )
+
+    def is_left_to_others(self, row: Row, worker: str) -> bool:
+        """
+        Whether a worker may leave a job to others, by their shares or by halves.
+        """
+        least_ms = HALF_MS if row.lane is Lane.suspect else SHARE_MS
+        return row.due > self.now - least_ms and self.others_wait(row.order.key.topic, worker)
 
     def is_for(self, row: Row, *, callbacks: bool) -> bool:
         """
@@ -172,6 +202,8 @@ class Model:
 
     def retry(self, row: Row, delay_ms: int, error: bytes, *, counted: bool) -> None:
         row.attempts += counted
+        if counted:
+            row.crashes = 0
         row.verb, row.progress = "retry", b""
         row.outcome = error or row.outcome
         row.state, row.due = JobState.scheduled, self.now + delay_ms
@@ -189,17 +221,14 @@ class Model:
                 continue
             row.verb, row.progress = "recover", b""
             row.crashes += counted
-            if counted and row.crashes >= (row.order.max_crashes or MAX_CRASHES):
+            if counted and row.crashes >= max(row.order.max_crashes or MAX_CRASHES, ISOLATED_CRASHES):
                 text = f"the worker was lost {row.crashes} times while it ran this job"
                 self.end(
                     row, JobState.dead, b'{"type":"crashed","message":"%s"}' % text.encode(), verb="recover"
                 )
                 buried += 1
-            elif counted:
-                row.state, row.due = JobState.scheduled, self.now + 1000 * 2 ** (row.crashes - 1)
-                back += 1
             else:
-                row.state = JobState.ready
+                row.state, row.due = JobState.ready, self.now if counted else row.due
                 back += 1
         return back, buried
 
@@ -278,6 +307,10 @@ class Model:
         del self.rows[key]
         return True
 
+    def quarantine(self, row: Row, left: bytes) -> None:
+        del self.rows[row.order.key]
+        self.aside[row.order.key.member] = left
+
     def end(self, row: Row, state: JobState, outcome: bytes, *, verb: str = "") -> None:
         """
         Reach a state that is final for this revision.
@@ -328,6 +361,9 @@ class Told:
         key = JobKey(event.topic, event.id)
         if event.verb in ("paused", "resumed", "mended"):
             return
+        if event.verb == "quarantined":
+            del self.states[key]
+            return
         state, revision = self.states.get(key, (None, 0))
         if event.verb == "rescheduled" and event.reason:
             # It was held, or let go: what it is has not changed.
@@ -350,8 +386,6 @@ class Told:
                 state = event.state
             case "enqueued" | "replaced":
                 state = JobState.scheduled if event.due_ms > event.at_ms else JobState.ready
-            case "recovered":
-                state = JobState.scheduled if event.reason == "crashed" else JobState.ready
             case verb:
                 state = _AFTER[verb]
         self.states[key] = (state, event.revision)
@@ -364,6 +398,7 @@ _AFTER = {
     "retried": JobState.scheduled,
     "buried": JobState.dead,
     "released": JobState.ready,
+    "recovered": JobState.ready,
     "cancelled": JobState.cancelled,
     "rescheduled": JobState.scheduled,
     "requeued": JobState.ready,

@@ -35,6 +35,9 @@ class Snapshot:
     outcomes: dict[str, bytes]
     progress: dict[str, bytes]
     due: dict[str, int]
+    next_due: dict[str, int]  #: by topic
+    ready_topics: frozenset[str]
+    quarantine: dict[str, bytes]
     leases: dict[str, int]
     done: dict[str, int]
     dead: dict[str, int]
@@ -62,29 +65,32 @@ def take(client: redis.Redis, keys: ShardKeys, topics: Sequence[str]) -> Snapsho
     fixed = keys.fixed
     pipe = client.pipeline(transaction=False)
     pipe.response_callbacks.clear()
-    for name in ("jobs", "bodies", "outcomes", "progress", "meta", "topics"):
+    for name in ("jobs", "bodies", "outcomes", "progress", "meta", "topics", "quarantine"):
         pipe.execute_command("HGETALL", fixed[name])
-    for name in ("due", "leases", "done", "dead"):
+    for name in ("next_due", "leases", "done", "dead"):
         pipe.execute_command("ZRANGE", fixed[name], 0, -1, "WITHSCORES")
+    pipe.execute_command("SMEMBERS", fixed["ready_topics"])
     pipe.execute_command("XLEN", fixed["events"])
     pipe.execute_command("XRANGE", fixed["replies"], "-", "+")
     pipe.execute_command("ZRANGE", fixed["reply_lines"], 0, -1)
     for topic in topics:
         pipe.execute_command("LLEN", keys.wake(topic))
+        pipe.execute_command("ZRANGE", keys.due(topic), 0, -1, "WITHSCORES")
         for lane in Lane:
             pipe.execute_command("XRANGE", keys.stream(topic, lane), "-", "+")
     found = iter(pipe.execute(raise_on_error=False))
-    jobs, bodies, outcomes, progress, meta, counters = (_texts(next(found)) for _ in range(6))
-    due, leases, done, dead = (
-        {member: int(float(score)) for member, score in _texts(next(found)).items()} for _ in range(4)
-    )
+    jobs, bodies, outcomes, progress, meta, counters, aside = (_texts(next(found)) for _ in range(7))
+    next_due, leases, done, dead = (_scores(next(found)) for _ in range(4))
+    ready_topics = frozenset(topic.decode() for topic in next(found))
     events = next(found)
     replies = dict(_reply(*entry) for entry in next(found))
     lines = frozenset(line.decode() for line in next(found))
     wakes: dict[str, int] = {}
+    due: dict[str, int] = {}
     streams = {}
     for topic in topics:
         wakes[topic] = next(found)
+        due |= _scores(next(found))
         for lane in Lane:
             streams[topic, lane] = {_number(entry): fields[1].decode() for entry, fields in next(found)}
     return Snapshot(
@@ -94,12 +100,19 @@ def take(client: redis.Redis, keys: ShardKeys, topics: Sequence[str]) -> Snapsho
         outcomes,
         progress,
         due,
+        next_due,
+        ready_topics,
+        aside,
         leases,
         done,
         dead,
-        # A number that was taken in vain is no change.
-        {name: value.decode() for name, value in meta.items() if name != "sequence"},
-        {name: int(value) for name, value in counters.items() if not name.endswith(":callback")},
+        # A number that was taken in vain is no change, nor that somebody is to look whether anybody came.
+        {name: value.decode() for name, value in meta.items() if name not in ("sequence", "checked")},
+        {
+            name: int(value)
+            for name, value in counters.items()
+            if name.rpartition(":")[2] not in ("callback", "waiting", "lanes")
+        },
         events,
         wakes,
         streams,
@@ -122,6 +135,10 @@ def job_of(record: bytes) -> SimpleNamespace:
     head = whole.head
     fields = head._asdict() | whole._asdict() | {"state": head.state, "lane": head.lane, "apart": whole.apart}
     return SimpleNamespace(**fields)
+
+
+def _scores(found: list[bytes]) -> dict[str, int]:
+    return {member: int(float(score)) for member, score in _texts(found).items()}
 
 
 def _texts(found: list[bytes]) -> dict[str, bytes]:
@@ -154,12 +171,19 @@ def check(shard: Snapshot) -> None:
                 f"{member} is entry {job.entry}, and {number} in {topic}:{lane.name} as well"
             )
             suspect = job.crashes and job.lane is not Lane.callback
-            assert (Lane.suspect if suspect else job.lane) == lane, (
+            suspected = Lane.suspect if job.crashes == 1 else Lane.isolated
+            assert (suspected if suspect else job.lane) == lane, (
                 f"{member} waits in the wrong lane {lane.name}"
             )
             waiting[member] += 1
     by_state = {state: {m for m, job in shard.jobs.items() if job.state is state} for state in JobState}
     assert by_state[JobState.scheduled] == shard.due.keys()
+    earliest: dict[str, int] = {}
+    for member, due_ms in shard.due.items():
+        topic = JobKey.of(member).topic
+        earliest[topic] = min(due_ms, earliest.get(topic, due_ms))
+    assert earliest == shard.next_due
+    assert {JobKey.of(member).topic for member in by_state[JobState.ready]} == shard.ready_topics
     assert dict.fromkeys(by_state[JobState.ready], 1) == dict(waiting)
     assert by_state[JobState.running] == shard.leases.keys()
     assert {0} >= {shard.jobs[member].entry for member in by_state[JobState.running]}
@@ -180,7 +204,8 @@ def check_sizes(shard: Snapshot) -> None:
     for index, field in ((shard.done, "done_bytes"), (shard.dead, "dead_bytes")):
         assert sum(map(shard.weight, index)) == int(shard.meta.get(field, "0")), field
     apart = {m for m, job in shard.jobs.items() if job.apart and not job.marks & MARK_BODY_DROPPED}
-    assert apart == shard.bodies.keys()
+    # The body of one whose record was damaged stays for whoever looks at it.
+    assert apart - shard.quarantine.keys() == shard.bodies.keys() - shard.quarantine.keys()
     assert shard.outcomes.keys() <= shard.jobs.keys()
     assert shard.replies.keys() == shard.lines
     sizes = [

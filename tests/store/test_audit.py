@@ -6,17 +6,19 @@ from __future__ import annotations
 
 import pytest
 
+from duly.ids import new_request
 from duly.job import JobState, Lane
 from duly.namespace import create
-from duly.services.auditor import STEP, Auditor
-from duly.store import Store
-from tests.store.kit import claim, enqueue, key, order
+from duly.services.auditor import STEP, STEPS, Auditor
+from duly.store import Promise, Store
+from tests.store.kit import claim, enqueue, index_of, key, order
 
 
 @pytest.fixture
 async def jobs(store, clock):
     """
-    A job in every state: s scheduled, t tried before, r ready, p ready as suspect, x running, d done, k dead.
+    A job in every state: s scheduled, t tried before, r ready, p ready as suspect, i ready to run isolated,
+    x running, d done, k dead.
     """
     await enqueue(store, "d")
     await enqueue(store, "k")
@@ -27,11 +29,11 @@ async def jobs(store, clock):
     await store.bury(leases["k"], b"{}")
     await store.retry(leases["t"], 90_000, b"{}")
     clock.advance(s=16)
+    await enqueue(store, "x")
+    assert ["x"] == [lease.key.id for lease in await claim(store)]
     await store.recover(0)
     clock.advance(s=1)
-    await store.promote(0)
-    await enqueue(store, "x")
-    await claim(store, suspects=False)
+    await store.hydrate([Promise(order("i", due_ms=clock.now_ms), 1, new_request(), crashes=2)])
     await enqueue(store, "s", delay_ms=5_000)
     await enqueue(store, "r", lane=Lane.high)
     return store
@@ -66,7 +68,7 @@ WRONG = [
 @pytest.mark.parametrize(("index", "member"), WRONG)
 async def test_a_wrong_entry_in_an_index_is_removed(jobs, raw, look, index, member):
     before = look()
-    raw.zadd(jobs.keys[0].fixed[index], {member: 5})
+    raw.zadd(index_of(jobs, index), {member: 5})
     assert [1, 0] == await passes(jobs)
     after = look()
     assert (before.due, before.leases, before.done, before.dead) == (
@@ -88,7 +90,7 @@ async def test_a_wrong_entry_in_an_index_is_removed(jobs, raw, look, index, memb
     ],
 )
 async def test_a_job_that_is_missing_from_its_index_is_put_back(jobs, raw, look, index, id_, score):
-    raw.zrem(jobs.keys[0].fixed[index], f"mail/{id_}")
+    raw.zrem(index_of(jobs, index), f"mail/{id_}")
     assert [1, 0] == await passes(jobs)
     found = getattr(look(), index)[f"mail/{id_}"]
     assert found == (1_017_000 + 24 * 3_600_000 if score is None else score)
@@ -98,13 +100,13 @@ async def test_a_running_job_without_a_lease_is_recovered_soon(jobs, raw, views)
     raw.delete(jobs.keys[0].fixed["leases"])
     await Auditor(jobs).run_pass()
     assert 1 == (await jobs.recover(0)).recovered
-    assert (JobState.scheduled, 1) == ((await views.get(key("x"))).state, (await views.get(key("x"))).crashes)
+    assert (JobState.ready, 1) == ((await views.get(key("x"))).state, (await views.get(key("x"))).crashes)
 
 
-@pytest.mark.parametrize("id_", ["r", "p"])
+@pytest.mark.parametrize(("id_", "lane"), [("r", Lane.high), ("p", Lane.suspect), ("i", Lane.isolated)])
 @pytest.mark.parametrize("damage", ["deleted", "stream gone"])
-async def test_a_ready_job_that_nobody_would_get_is_lined_up_again(jobs, raw, look, damage, id_):
-    stream = jobs.keys[0].stream("mail", Lane.high if id_ == "r" else Lane.suspect)
+async def test_a_ready_job_that_nobody_would_get_is_lined_up_again(jobs, raw, look, damage, id_, lane):
+    stream = jobs.keys[0].stream("mail", lane)
     [[entry, _]] = raw.xrange(stream)
     if damage == "deleted":
         raw.xdel(stream, entry)
@@ -112,8 +114,9 @@ async def test_a_ready_job_that_nobody_would_get_is_lined_up_again(jobs, raw, lo
         raw.delete(stream)
     assert [1, 0] == await passes(jobs)
     look()
-    ready = await claim(jobs) + await claim(jobs)
-    assert {"r", "p"} == {lease.key.id for lease in ready}
+    ready = [lease.key.id for _ in range(2) for lease in await claim(jobs)]
+    assert ["i", "p", "r"] == sorted(ready)
+    assert id_ in ready
 
 
 @pytest.mark.parametrize("member", ["mail/none", "mail/d", "mail/s", "mail/r", "mail/x"])
@@ -139,6 +142,63 @@ async def test_wrong_byte_totals_are_set_right(jobs, raw, look, field):
     look()
 
 
+@pytest.mark.parametrize("wrong", ["missing", "too early", "too late", "of nothing"])
+async def test_a_wrong_entry_in_the_index_of_topics_is_set_right(jobs, raw, look, feed, wrong):
+    before, next_due = look(), jobs.keys[0].fixed["next_due"]
+    match wrong:
+        case "missing":
+            raw.delete(next_due)
+        case "too early" | "too late":
+            raw.zadd(next_due, {"mail": 5 if wrong == "too early" else 10**13})
+        case "of nothing":
+            raw.zadd(next_due, {"stranger": 5})
+    offset = await feed.last(0)
+    assert [1, 0] == await passes(jobs)
+    assert before.next_due == look().next_due
+    [told] = (await feed.read(0, offset))[1]
+    assert ("mended", "next due") == (told.verb, told.reason)
+
+
+async def test_timers_hear_of_a_due_time_that_was_mended(jobs, raw):
+    raw.delete(jobs.keys[0].fixed["next_due"])
+    before = raw.xrange(jobs.keys[0].fixed["timer"])
+    await passes(jobs)
+    assert before != raw.xrange(jobs.keys[0].fixed["timer"])
+
+
+@pytest.mark.parametrize("wrong", ["missing", "of nothing"])
+async def test_a_wrong_entry_among_the_topics_with_ready_jobs_is_set_right(jobs, raw, look, wrong):
+    before, ready = look(), jobs.keys[0].fixed["ready_topics"]
+    if wrong == "missing":
+        raw.delete(ready)
+    else:
+        raw.sadd(ready, "stranger")
+        await jobs.limit("stranger", 5)
+    await passes(jobs)
+    assert before.ready_topics == look().ready_topics
+
+
+async def test_a_lost_note_of_the_lanes_in_use_is_written_again(jobs, raw):
+    raw.hdel(jobs.keys[0].fixed["topics"], "mail:lanes")
+    await passes(jobs)
+    assert ["i", "p", "r"] == sorted([lease.key.id for _ in range(2) for lease in await claim(jobs)])
+
+
+async def test_empty_streams_of_topics_that_were_used_once_are_deleted(store, raw, look):
+    for at in range(20):
+        await enqueue(store, "1", f"once{at}", lane=Lane(at % 3))
+    await enqueue(store, "1", "used")
+    for at in range(20):
+        for lease in await claim(store, f"once{at}"):
+            await store.ack(lease)
+    await passes(store)
+    left = {name.decode().rpartition(":ready:")[2] for name in raw.keys(f"{store.keys[0].prefix}ready:*")}
+    assert {"used:normal"} == {name.removeprefix(store.keys[0].prefix + "ready:") for name in left}
+    await enqueue(store, "2", "once0")
+    assert 1 == len(await claim(store, "once0"))
+    look("used", *(f"once{at}" for at in range(20)))
+
+
 async def test_limits_and_pauses_are_no_counters(jobs, views):
     await jobs.limit("mail", 5)
     await jobs.pause("mail")
@@ -156,7 +216,7 @@ async def test_counters_are_left_alone_while_jobs_move(jobs, raw):
 
 
 async def test_what_was_mended_is_told_with_the_reason(jobs, raw, feed):
-    raw.zrem(jobs.keys[0].fixed["due"], "mail/t")
+    raw.zrem(index_of(jobs, "due"), "mail/t")
     raw.zadd(jobs.keys[0].fixed["dead"], {"mail/none": 1})
     offset = await feed.last(0)
     await Auditor(jobs).run_pass()
@@ -166,17 +226,18 @@ async def test_what_was_mended_is_told_with_the_reason(jobs, raw, feed):
     }
 
 
-async def test_everything_at_once_is_mended_in_two_passes(jobs, raw, look, clock):
+async def test_everything_at_once_is_mended_in_three_passes(jobs, raw, look, clock):
     fixed = jobs.keys[0].fixed
     for index in ("due", "leases", "done", "dead"):
-        raw.delete(fixed[index])
-        raw.zadd(fixed[index], {"mail/none": 1, "other/none": 1})
+        raw.delete(index_of(jobs, index))
+        raw.zadd(index_of(jobs, index), {"mail/none": 1, "other/none": 1})
+    raw.delete(fixed["next_due"], fixed["ready_topics"])
     for lane in Lane:
         raw.delete(jobs.keys[0].stream("mail", lane))
     raw.delete(fixed["topics"])
     raw.hdel(fixed["meta"], "done_bytes", "dead_bytes")
     mended = await passes(jobs)
-    assert len(mended) == 3
+    assert len(mended) == 4
     shard = look(check=False)
     assert {"mail/s", "mail/t"} == shard.due.keys()
     assert {"mail/x"} == shard.leases.keys()
@@ -184,11 +245,11 @@ async def test_everything_at_once_is_mended_in_two_passes(jobs, raw, look, clock
     await jobs.recover(0)
     clock.advance(s=200)
     ended = 0
-    while leases := await claim(jobs, number=8):
+    while leases := await claim(jobs):
         for lease in leases:
             await jobs.ack(lease)
             ended += 1
-    assert 5 == ended
+    assert 6 == ended
     look()
 
 
@@ -202,15 +263,41 @@ async def test_a_step_looks_at_a_bounded_number_of_jobs(store, raw, look):
         return await audit(shard, members)
 
     store.audit = counting
-    raw.delete(store.keys[0].fixed["due"])
+    raw.delete(index_of(store, "due"))
     auditor = Auditor(store)
     assert 0 == await auditor.run_once()
-    assert [1] == [len(asked)]
+    assert 1 <= len(asked) <= STEPS
     for _ in range(100):
         await auditor.run_once()
     assert max(asked) <= STEP
     assert len(asked) >= 15
     look()
+
+
+async def test_only_the_one_that_leads_audits(store, raw, look):
+    await store.enqueue_many([order(str(at), delay_ms=10) for at in range(3)])
+    raw.delete(index_of(store, "due"))
+    leads = False
+    auditor = Auditor(store, leads=lambda: leads)
+    for _ in range(20):
+        await auditor.run_once()
+    assert {} == look(check=False).due
+    leads = True
+    for _ in range(20):
+        await auditor.run_once()
+    look()
+
+
+async def test_a_pass_that_has_begun_is_paced_and_then_it_rests(store):
+    await store.enqueue_many([order(f"{at:05}") for at in range(1_500)])
+    auditor = Auditor(store, every_s=15.0)
+    await auditor.run_once()
+    assert 1.0 == auditor.every_s
+    for _ in range(10):
+        await auditor.run_once()
+        if auditor.every_s > 1:
+            break
+    assert 15.0 == auditor.every_s
 
 
 async def test_an_audit_that_failed_begins_anew(jobs, raw):
@@ -219,7 +306,7 @@ async def test_an_audit_that_failed_begins_anew(jobs, raw):
     with pytest.raises(TypeError):
         await auditor.run_once()
     jobs.audit = audit
-    raw.zrem(jobs.keys[0].fixed["due"], "mail/t")
+    raw.zrem(index_of(jobs, "due"), "mail/t")
     for _ in range(20):
         await auditor.run_once()
     assert 0 == await auditor.run_pass()
@@ -230,5 +317,5 @@ async def test_every_shard_is_audited(link, namespace, clock, raw):
     store = Store(link, namespace=namespace, shards=3, now=clock)
     await store.enqueue_many([order(str(at), delay_ms=10) for at in range(30)])
     for keys in store.keys:
-        raw.delete(keys.fixed["due"])
+        raw.delete(keys.due("mail"))
     assert [30, 0] == await passes(store)

@@ -49,7 +49,7 @@ async def test_a_job_is_taken_once_and_keeps_its_due_time(cold, views, clock, lo
 async def test_what_is_past_is_ready_at_once_and_late_since_it_was_due(cold, views, clock, look):
     await cold.thaw([order("a", clock.now_ms - 5_000, b"x" * 3_000)], 1)
     look()
-    [lease] = (await cold.claim(0, [Want(TOPIC, 1, 60_000)], worker="w", number=1)).leases
+    [lease] = (await cold.claim(0, [Want(TOPIC, 1, 60_000)], worker="w")).leases
     assert (clock.now_ms - 5_000, b"x" * 3_000) == (lease.floor_ms, lease.payload)
 
 
@@ -77,7 +77,7 @@ async def test_a_pass_that_runs_again_takes_nothing_that_ended_and_was_pruned_me
     await create(link, namespace, 1, clock="test")
     store = Store(link, namespace=namespace, now=clock, keeping=Keeping(done_ms=0))
     await store.thaw([order("a", clock.now_ms)], 1)
-    [lease] = (await store.claim(0, [Want(TOPIC, 1, 60_000)], worker="w", number=1)).leases
+    [lease] = (await store.claim(0, [Want(TOPIC, 1, 60_000)], worker="w")).leases
     await store.ack(lease)
     clock.advance(s=3_600)
     assert (1, False) == await store.prune(0)
@@ -121,8 +121,8 @@ async def test_who_asked_for_a_reply_gets_it_from_a_far_future_job(cold, views, 
         (await views.get(key("a"))).due_ms,
     )
     clock.advance(ms=wait_ms)
-    await cold.promote(0, [TOPIC])
-    [lease] = (await cold.claim(0, [Want(TOPIC, 1, 60_000)], worker="w", number=1)).leases
+    await cold.promote(0)
+    [lease] = (await cold.claim(0, [Want(TOPIC, 1, 60_000)], worker="w")).leases
     assert b"x" * 3_000 == lease.payload
     await cold.ack(lease, b'"done"')
     assert [(b"mail/a", JobState.succeeded, b'"done"')] == await replies_of(cold, "answers")
@@ -133,7 +133,7 @@ async def test_a_far_future_job_that_comes_early_tells_its_end_as_well(cold, clo
     await cold.reschedule(key("a"), due_ms=clock.now_ms)
     far = order("a", clock.now_ms + 10**9, envelope=b'{"reply_to":"answers"}')
     assert ["created"] == await cold.thaw([far], 1, early=True)
-    [lease] = (await cold.claim(0, [Want(TOPIC, 1, 60_000)], worker="w", number=1)).leases
+    [lease] = (await cold.claim(0, [Want(TOPIC, 1, 60_000)], worker="w")).leases
     await cold.bury(lease, b'"no"')
     assert [(b"mail/a", JobState.dead, b'"no"')] == await replies_of(cold, "answers")
 

@@ -18,6 +18,8 @@ async def test_a_paused_topic_is_promoted_and_finished_but_not_claimed(store, vi
     await store.pause("mail")
     clock.advance(ms=100)
     assert [] == await claim(store)
+    assert 1 == (await store.promote(0)).moved
+    assert [] == await claim(store)
     assert {"later", "now"} == {job.id for job in await views.peek("mail")}
     await store.ack(lease)
     look()

@@ -10,15 +10,30 @@ import pytest
 
 from duly.job import JobState, Lane, Order
 from duly.store import Want
-from tests.store.kit import claim, enqueue, key, order
+from tests.store.kit import claim, enqueue, index_of, key, order
 
 
-async def test_a_claim_reports_due_jobs_of_topics_that_it_did_not_name(store, clock):
+async def test_a_claim_leaves_topics_alone_that_it_does_not_name(store, clock, look):
     await enqueue(store, "a", "mail", delay_ms=1)
     await enqueue(store, "a", "other", delay_ms=1)
     clock.advance(ms=1)
-    claimed = await store.claim(0, [Want("mail", 5, 60_000)], worker="w", number=1)
-    assert (["mail"], ("other",)) == ([lease.key.topic for lease in claimed.leases], claimed.look.unnamed)
+    claimed = await store.claim(0, [Want("mail", 5, 60_000)], worker="w")
+    assert (["mail"], 1_000_001) == ([lease.key.topic for lease in claimed.leases], claimed.look.next_due_ms)
+    assert {"other/a": 1_000_001} == look("mail", "other").due
+    assert 1 == (await store.promote(0)).moved
+
+
+async def promote_all(store, limit=128):
+    """
+    What a timer does; how many calls moved how many jobs.
+    """
+    moved = []
+    while True:
+        seen = await store.promote(0, limit=limit)
+        moved.append(seen.moved)
+        if not seen.more and not seen.unnamed:
+            assert seen.next_due_ms is None or seen.next_due_ms > seen.now_ms
+            return moved, seen
 
 
 async def test_promote_moves_the_due_jobs_of_a_hundred_topics_that_it_never_heard_of(store, clock, look):
@@ -26,19 +41,78 @@ async def test_promote_moves_the_due_jobs_of_a_hundred_topics_that_it_never_hear
     for topic in topics:
         await store.enqueue_many([order(str(at), topic, delay_ms=10) for at in range(2)])
     clock.advance(ms=10)
-    seen = await store.promote(0, limit=200)
-    assert (200, (), None) == (seen.moved, seen.unnamed, seen.next_due_ms)
+    moved, seen = await promote_all(store)
+    assert (200, None) == (sum(moved), seen.next_due_ms)
+    assert len(moved) <= 4
     assert {} == look(*topics).due
+
+
+async def test_one_topics_herd_does_not_hold_up_another(store, clock, look):
+    await store.enqueue_many([order(str(at), "bulk", delay_ms=10) for at in range(1_000)])
+    await enqueue(store, "now", "urgent", delay_ms=20)
+    clock.advance(ms=20)
+    seen = await store.promote(0)
+    shard = look("bulk", "urgent")
+    assert "urgent/now" in shard.streams["urgent", Lane.normal].values()
+    assert (True, 128 > seen.moved > 60) == (seen.more, True)
+
+
+async def test_what_falls_due_behind_a_herd_is_moved_by_the_call_after_the_next(store, clock, look):
+    await store.enqueue_many([order(str(at), "bulk", delay_ms=10) for at in range(1_000)])
+    clock.advance(ms=10)
+    assert 128 == (await store.promote(0)).moved
+    await enqueue(store, "now", "urgent", delay_ms=5)
+    clock.advance(ms=5)
+    seen = await store.promote(0)
+    if "urgent" in seen.unnamed:
+        seen = await store.promote(0)
+    assert "urgent/now" in look("bulk", "urgent").streams["urgent", Lane.normal].values()
+    moved, _ = await promote_all(store)
+    assert {"urgent/now", *(f"bulk/{at}" for at in range(1_000))} == look("bulk", "urgent").jobs.keys()
+    assert len(moved) <= 9
+
+
+async def test_what_a_topic_leaves_of_its_part_is_for_the_others(store, clock, look):
+    for topic, count in (("few", 3), ("some", 20), ("many", 200)):
+        await store.enqueue_many([order(str(at), topic, delay_ms=10) for at in range(count)])
+    clock.advance(ms=10)
+    assert 23 < (await store.promote(0, limit=100)).moved <= 100
+    shard = look("few", "some", "many")
+    left = {topic: sum(member.startswith(topic) for member in shard.due) for topic in ("few", "some", "many")}
+    assert (0, 0) == (left["few"], left["some"])
+
+
+async def test_topics_that_nobody_serves_do_not_hold_up_one_that_falls_due_among_them(store, clock, look):
+    foreign = [f"foreign{at}" for at in range(200)]
+    for topic in foreign:
+        await enqueue(store, "1", topic, delay_ms=10)
+    await enqueue(store, "1", "served", delay_ms=10)
+    clock.advance(ms=10)
+    assert 201 == sum((await promote_all(store))[0])
+    await enqueue(store, "2", "served", delay_ms=10)
+    clock.advance(ms=10)
+    assert 1 == (await store.promote(0)).moved
+    look("served", *foreign)
+
+
+async def test_a_topic_that_stands_in_the_index_with_nothing_due_is_taken_out(store, clock, raw, look):
+    await enqueue(store, "later", delay_ms=1_000)
+    raw.zadd(store.keys[0].fixed["next_due"], {"mail": 5, "nothing": 6})
+    seen = await store.promote(0)
+    assert (0, (), 1_001_000) == (seen.moved, seen.unnamed, seen.next_due_ms)
+    raw.zadd(store.keys[0].fixed["next_due"], {"mail": 5})
+    assert [] == await claim(store)
+    look("mail", "nothing")
 
 
 async def test_promote_moves_the_earliest_first_and_says_when_the_next_is_due(store, clock, views):
     for at in (30, 10, 20, 99):
         await enqueue(store, str(at), delay_ms=at)
     clock.advance(ms=30)
-    seen = await store.promote(0, ["mail"], limit=2)
+    seen = await store.promote(0, limit=2)
     assert (2, 1_000_030) == (seen.moved, seen.next_due_ms)
     assert ["10", "20"] == [job.id for job in await views.peek("mail")]
-    seen = await store.promote(0, ["mail"])
+    seen = await store.promote(0)
     assert (1, 1_000_099) == (seen.moved, seen.next_due_ms)
 
 
@@ -85,20 +159,33 @@ async def test_what_is_due_beyond_the_free_slots_stays_in_its_order(store, clock
 
 @pytest.mark.parametrize(
     ("topics", "options"),
-    [(("mail", "other"), {}), (("mail",), {"lane": Lane.low}), (("mail",), {"lane": Lane.high})],
+    [(("mail",), {"lane": Lane.low}), (("mail",), {"lane": Lane.high}), (("mail",), {"lane": Lane.callback})],
 )
-async def test_what_is_due_of_several_kinds_is_sorted_into_its_lanes(store, clock, look, topics, options):
+async def test_what_is_due_of_several_lanes_is_sorted_into_them(store, clock, look, topics, options):
     await due_ten(store, clock, *topics, **options)
-    assert 3 == len(await claim(store, *topics, limit=3))
+    callbacks = options["lane"] is Lane.callback
+    assert 3 == len(await claim(store, *topics, limit=3, callbacks=callbacks))
     assert {} == look(*topics).due
 
 
-async def test_a_job_with_priority_passes_those_that_were_due_before_it(store, clock):
-    await due_ten(store, clock, "mail")
-    await enqueue(store, "first", delay_ms=1, lane=Lane.high)
-    clock.advance(ms=1)
+async def test_what_is_due_of_several_topics_stays_in_the_order_of_each(store, clock, look):
+    await due_ten(store, clock, "mail", "other")
+    taken = [lease.key.member for _ in range(3) for lease in await claim(store, "mail", "other", limit=2)]
+    shard = look("mail", "other")
+    assert 4 == len(shard.due)
+    for topic in ("mail", "other"):
+        mine = [member for member in taken if member.startswith(topic)]
+        assert mine == sorted(mine)
+        assert all(member > mine[-1] for member in shard.due if mine and member.startswith(topic))
+
+
+async def test_a_job_with_priority_passes_those_that_were_due_before_it(store, clock, chance):
+    await store.enqueue_many([order(f"{at:02}", delay_ms=1) for at in range(60)])
+    await store.enqueue_many([order(f"high{at:02}", delay_ms=2, lane=Lane.high) for at in range(20)])
+    clock.advance(ms=5)
     await claim(store, limit=1)
-    assert ["first"] == [lease.key.id for lease in await claim(store, limit=1)]
+    taken = [lease.key.id for _ in range(30) for lease in await claim(store, limit=1)]
+    assert 20 == sum(id_.startswith("high") for id_ in taken)
 
 
 async def test_a_full_worker_wakes_another_for_what_stays_due(store, clock, raw):
@@ -115,8 +202,12 @@ async def test_what_is_due_gets_its_turn_behind_a_backlog_of_ready_jobs(store, c
         await enqueue(store, f"ready{at}")
     await enqueue(store, "due", delay_ms=1)
     clock.advance(ms=1)
-    await claim(store, limit=2)
-    assert {} == look().due, "it stands in line behind them"
+    assert ["ready0", "ready1"] == [lease.key.id for lease in await claim(store, limit=2)]
+    assert 1 == (await store.promote(0)).moved
+    await enqueue(store, "last")
+    rest = [lease.key.id for _ in range(3) for lease in await claim(store, limit=2)]
+    assert ["ready2", "ready3", "ready4", "ready5", "due", "last"] == rest
+    look()
 
 
 @pytest.mark.parametrize("what", ["too late", "of another topic", "gone"])
@@ -128,7 +219,7 @@ async def test_a_due_job_starts_however_many_before_it_cannot(store, clock, raw,
             case "of another topic":
                 await enqueue(store, str(at), "other", delay_ms=1)
             case "gone":
-                raw.zadd(store.keys[0].fixed["due"], {f"mail/{at}": 1 + at})
+                raw.zadd(index_of(store, "due"), {f"mail/{at}": 1 + at})
     await enqueue(store, "good", delay_ms=2)
     clock.advance(ms=10)
     assert ["good"] == [lease.key.id for lease in await claim(store, limit=2)]
@@ -139,4 +230,5 @@ async def test_what_is_due_of_a_paused_topic_waits_for_no_slot(store, clock, loo
     await due_ten(store, clock, "mail")
     await store.pause("mail")
     assert [] == await claim(store, limit=2)
+    assert 10 == (await store.promote(0)).moved
     assert {} == look().due

@@ -161,8 +161,8 @@ async def test_the_same_claim_number_of_another_worker_is_another_claim(store):
     await enqueue(store, "a")
     await enqueue(store, "b")
     wants = [Want("mail", 1, 60_000)]
-    one = await store.claim(0, wants, worker="w1", number=5)
-    two = await store.claim(0, wants, worker="w2", number=5)
+    one = await store.claim(0, wants, worker="w1")
+    two = await store.claim(0, wants, worker="w2")
     assert {"a", "b"} == {lease.key.id for lease in one.leases + two.leases}
 
 
@@ -261,7 +261,7 @@ async def test_a_claim_knows_every_lease_that_it_made_wherever_the_wire_is_cut(f
 async def test_a_claim_whose_reply_was_lost_by_a_restart_knows_its_leases_too(far, proxy, raw, look, limit):
     await asyncio.gather(*(enqueue(far, str(at)) for at in range(6)))
     proxy.cut("after", library().function("claim"), then=lambda: raw.function_flush("SYNC"))
-    leases = await claim(far, limit=limit, number=1)
+    leases = await claim(far, limit=limit)
     assert (1, limit) == (proxy.made, len(leases))
     assert look().leases.keys() == {lease.key.member for lease in leases}
 

@@ -97,7 +97,7 @@ async def test_an_expired_job_replies(store, replies, clock, by):
     await send(store, delay_ms=delay_ms, expires_ms=clock.now_ms + 200)
     clock.advance(ms=300)
     if by == "promote":
-        await store.promote(0, ["mail"])
+        await store.promote(0)
     else:
         assert [] == await claim(store)
     assert [("a", "cancelled", b'{"type":"expired"}')] == await told(replies)
@@ -105,12 +105,12 @@ async def test_an_expired_job_replies(store, replies, clock, by):
 
 async def test_a_job_that_loses_its_workers_replies_once_it_is_dead(store, replies, clock):
     await send(store, max_crashes=2)
-    for crash in range(2):
+    for crash in range(3):
         assert [] == await told(replies), crash
         clock.advance(s=60)
         assert 1 == len(await claim(store))
         clock.advance(s=60)
-        await store.recover(0, ["mail"])
+        await store.recover(0)
     [(id_, state, outcome)] = await told(replies)
     assert ("a", "dead") == (id_, state)
     assert b'"crashed"' in outcome
@@ -211,7 +211,8 @@ async def test_a_rescheduled_and_an_awaited_job_still_reply(store, replies, link
     await send(store, delay_ms=100)
     await store.reschedule(key("a"), delay_ms=0)
     fixed = store.keys[0].fixed
-    await link.run("watch", [fixed[name] for name in ("jobs", "outcomes", "due")], ["mail/a"])
+    watched = [fixed["jobs"], fixed["outcomes"], store.keys[0].due("mail")]
+    await link.run("watch", watched, ["mail/a"])
     [lease] = await claim(store)
     await store.release(lease)
     [lease] = await claim(store)

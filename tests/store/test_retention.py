@@ -290,10 +290,16 @@ async def test_no_job_is_missed_when_others_vanish_while_a_page_is_read(store, s
     assert late == [id_ for id_ in seen if id_ in late]
 
 
-async def test_a_list_of_one_topic_reads_on_through_others_in_short_pages(store, views):
-    await store.enqueue_many([order(f"{at:04}", "crowd", delay_ms=10) for at in range(2_200)])
-    await store.enqueue_many([order("first", "rare", delay_ms=5), order("last", "rare", delay_ms=20)])
+async def test_a_list_of_one_topic_reads_on_through_others_in_short_pages(store, views, clock):
+    crowd = [order(f"{at:04}", "crowd", delay_ms=10) for at in range(2_200)]
+    rare = [order("first", "rare", delay_ms=5), order("last", "rare", delay_ms=20)]
+    await store.enqueue_many([*crowd, *rare])
     jobs, sizes = await every(views, JobState.scheduled, "rare", limit=5)
+    assert (["first", "last"], [2]) == ([job.id for job in jobs], sizes), "they have an index of their own"
+    for some in (rare[:1], crowd, rare[1:]):
+        await store.cancel([one.key for one in some])
+        clock.advance(ms=1)
+    jobs, sizes = await every(views, JobState.cancelled, "rare", limit=5)
     assert (["first", "last"], [1, 0, 1]) == ([job.id for job in jobs], sizes)
 
 

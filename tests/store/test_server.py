@@ -169,7 +169,7 @@ async def _live(store, views, clock):
 
     async def take(number, topics=("mail", "slow")):
         wants = [Want(topic, 50, 60_000) for topic in topics]
-        claims = [await store.claim(shard, wants, worker="w", number=number, timer="t") for shard in shards]
+        claims = [await store.claim(shard, wants, worker="w", timer="t") for shard in shards]
         return {lease.key.id: lease for claimed in claims for lease in claimed.leases}
 
     large = b'"' + b"x" * 3000 + b'"'
@@ -181,11 +181,9 @@ async def _live(store, views, clock):
     await store.reschedule(key("0"), delay_ms=20)
     await store.limit("slow", 100)
     for id_ in ids:
-        await store.link.run(
-            "watch",
-            [store.keys[store._shard(key(id_))].fixed[k] for k in ("jobs", "outcomes", "due")],
-            [key(id_).member],
-        )
+        its_keys = store.keys[store._shard(key(id_))]
+        watched = [its_keys.fixed["jobs"], its_keys.fixed["outcomes"], its_keys.due("mail")]
+        await store.link.run("watch", watched, [key(id_).member])
     clock.advance(ms=20)
     for shard in shards:
         await store.promote(shard, timer="t")

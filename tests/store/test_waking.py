@@ -98,11 +98,70 @@ async def test_a_claim_that_is_full_passes_on_the_token_of_a_topic_that_it_did_n
     }
 
 
-async def test_a_claim_that_may_take_no_suspect_does_not_wake_itself_for_ever(store, raw, clock, look):
+async def test_a_topic_with_ready_jobs_that_nobody_comes_for_is_given_a_token_again(store, raw, look):
+    await enqueue(store, "a")
+    await enqueue(store, "b", "served")
+    raw.delete(store.keys[0].wake("mail"))  # taken by a worker that died
+    assert () == (await store.promote(0)).rewoken, "only who is asked to looks"
+    seen = await store.promote(0, check=True)
+    assert (("mail",), 0) == (seen.rewoken, seen.moved)
+    assert {"mail": 1, "served": 1} == look("mail", "served").wakes
+    assert () == (await store.promote(0, check=True)).rewoken
+    assert 1 == len(await claim(store))
+    assert () == (await store.promote(0, check=True)).rewoken
+
+
+@pytest.mark.parametrize("why", ["paused", "callback", "empty"])
+async def test_a_topic_that_no_worker_may_claim_from_is_given_none(store, raw, look, why):
+    await enqueue(store, "a")
+    match why:
+        case "paused":
+            await store.pause("mail")
+        case "callback":
+            await store.set_callback("mail", "https://example.com/")
+        case "empty":
+            await claim(store)
+    raw.delete(store.keys[0].wake("mail"))
+    for _ in range(3):
+        assert () == (await store.promote(0, check=True)).rewoken
+    assert 0 == look().wakes["mail"]
+
+
+async def test_every_topic_that_nobody_comes_for_is_found_among_many(store, raw):
+    topics = [f"t{at}" for at in range(100)]
+    for topic in topics:
+        await enqueue(store, "1", topic)
+    for topic in topics[::10]:
+        raw.delete(store.keys[0].wake(topic))
+    found = set()
+    for _ in range(400):
+        found.update((await store.promote(0, check=True)).rewoken)
+        if len(found) == 10:
+            break
+    assert set(topics[::10]) == found
+
+
+async def test_a_check_among_many_topics_that_all_have_tokens_comes_to_an_end(store):
+    for at in range(200):
+        await enqueue(store, "1", f"t{at}")
+    for _ in range(5):
+        assert () == (await asyncio.wait_for(store.promote(0, check=True), 20)).rewoken
+
+
+async def test_what_falls_due_at_the_same_time_does_not_keep_a_check_from_being_made(store, clock, raw):
+    await enqueue(store, "1", "forsaken")
+    raw.delete(store.keys[0].wake("forsaken"))
+    await store.enqueue_many([order(str(at), delay_ms=10) for at in range(300)])
+    clock.advance(ms=10)
+    seen = await store.promote(0, check=True)
+    assert ("forsaken",) == seen.rewoken
+    assert seen.moved
+
+
+async def test_a_claim_that_may_not_isolate_does_not_wake_itself_for_ever(store, raw, clock, look):
     await enqueue(store, "a")
     await crash(store, clock)
-    clock.advance(s=1)
-    await store.promote(0)
+    await crash(store, clock)
     raw.delete(store.keys[0].wake("mail"))
-    assert [] == await claim(store, suspects=False)
+    assert [] == await claim(store, alone=False)
     assert 0 == look().wakes["mail"]

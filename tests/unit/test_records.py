@@ -49,10 +49,10 @@ def struct_of(lua_format):
     """
     The same format in the words of Python.
     """
-    words = re.findall(r"I8|I4|c\d+|[BH]", lua_format)
+    words = re.findall(r"I8|I4|I2|c\d+|[BH]", lua_format)
     assert ">" + "".join(words) == lua_format.strip("'")
     return ">" + "".join(
-        {"I8": "Q", "I4": "I"}.get(word, f"{word[1:]}s" if word[0] == "c" else word) for word in words
+        {"I8": "Q", "I4": "I", "I2": "H"}.get(word, f"{word[1:]}s" if word[0] == "c" else word) for word in words
     )
 
 
@@ -75,18 +75,20 @@ def test_both_number_states_alike():
     assert {state.name.upper(): str(state.value) for state in JobState} == {
         name: CONSTANTS[name] for name in (state.name.upper() for state in JobState)
     }
-    [words] = re.findall(r"^local STATES = \{\[0\] = (.*)\}$", LUA, re.MULTILINE)
+    changes = (LIB / "changes.lua").read_text("utf-8")
+    [words] = re.findall(r"^local STATES = \{\[0\] = (.*)\}$", changes, re.MULTILINE)
     assert [state.name for state in JobState] == re.findall(r"'(\w+)'", words)
 
 
 def test_both_number_lanes_alike():
-    assert (Lane.callback, Lane.suspect) == (int(CONSTANTS["CALLBACK"]), int(CONSTANTS["SUSPECT"]))
+    named = [int(CONSTANTS[lane.name.upper()]) for lane in (Lane.callback, Lane.suspect, Lane.isolated)]
+    assert [Lane.callback, Lane.suspect, Lane.isolated] == named
     # What a record names has two bits.
-    assert [lane for lane in Lane if lane < 4] == [lane for lane in Lane if lane is not Lane.suspect]
+    assert [lane for lane in Lane if lane < 4] == list(Lane)[:-2]
     changes = (LIB / "changes.lua").read_text("utf-8")
-    assert ", ".join(lane.name for lane in Lane) + ", then wake" in changes.replace("\n--", "")
-    names = [key.rpartition(":")[2] for key in ShardKeys("n", 0).lanes("topic")]
-    assert [*(lane.name for lane in Lane), "topic", "callbacks"] == names
+    assert ", ".join(lane.name for lane in Lane) + "), then its wake list" in changes.replace("\n--", "")
+    names = [key.partition("}:")[2] for key in ShardKeys("n", 0).lanes("topic")]
+    assert [*(f"ready:topic:{lane.name}" for lane in Lane), "wake:topic", "due:topic"] == names
 
 
 def test_both_know_the_same_words_for_unknown_and_long():
@@ -94,9 +96,10 @@ def test_both_know_the_same_words_for_unknown_and_long():
 
 
 def test_marks_are_bits_of_their_own_and_fit_into_a_byte():
-    names = ("AWAITED", "REPLACED", "BODY_DROPPED", "ERROR_KEPT")
+    names = ("AWAITED", "REPLACED", "BODY_DROPPED", "ERROR_KEPT", "REPLY", "HALF")
     marks = [int(CONSTANTS[name]) for name in names]
     assert [1 << at for at in range(len(marks))] == marks
+    assert (records.HALF, True) == (marks[-1], marks[-1] < 256)
 
 
 def test_offsets_into_a_record_are_where_the_format_puts_them():
@@ -124,7 +127,7 @@ heads = st.builds(
     attempts=st.integers(0, 65535),
     crashes=st.integers(0, 65535),
     verb=st.integers(0, 5),
-    marks=st.integers(0, 15),
+    marks=st.integers(0, 63),
     entry=u64,
     ended_ms=u64,
     lateness_ms=u32,
@@ -187,6 +190,48 @@ def test_options_read_as_they_were_asked_for(head, order):
     assert order.envelope + order.payload == found.body
 
 
+#: What a later release may add: a byte that names a part, one for its length, its value.
+parts = st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=255)), max_size=4).map(
+    lambda some: b"".join(bytes([name, len(value)]) + value for name, value in some)
+)
+with_options = orders.filter(options_of)
+
+
+def with_parts(options, parts):
+    return options[:-2] + len(parts).to_bytes(2, "big") + parts
+
+
+@given(heads, with_options, parts)
+def test_parts_that_nobody_knows_are_read_past(head, order, parts):
+    options = with_parts(options_of(order), parts)
+    whole = order.envelope + order.payload
+    for record, at in (
+        (HEAD.pack(*head._replace(mark=head.mark + 32)), HEAD.size),
+        (BASE.pack(head.mark - 64 + 32, head.revision, head.request), BASE.size),
+    ):
+        found = read(record + options + whole)
+        assert (parts, whole, len(order.envelope)) == (found.parts, found.body, found.envelope_bytes)
+        assert (order.expires_ms, order.ttr_ms, order.max_crashes) == (
+            found.expires_ms,
+            found.ttr_ms,
+            found.max_crashes,
+        )
+        assert (at, at + len(options)) == records.options_at(record + options + whole)
+        assert len(options) == records.options_size(record + options + whole, at)
+
+
+@given(heads, with_options, parts, st.booleans())
+def test_a_lease_and_a_job_are_the_same_with_parts_that_nobody_knows(head, order, parts, apart):
+    head = head._replace(mark=(head.mark - (head.mark & 7) + JobState.running + 32) | (128 if apart else 0))
+    whole = order.envelope + order.payload
+    body, elsewhere = (b"", whole) if apart else (whole, b"")
+    plain = HEAD.pack(*head) + options_of(order) + body
+    later = HEAD.pack(*head) + with_parts(options_of(order), parts) + body
+    leases = [lease_of(b"mail/a", one, elsewhere, 50, 0, Terms(3, 1_000, 500, 50)) for one in (plain, later)]
+    assert leases[0] == leases[1]
+    assert (order.payload, head.marks >> 5) == (leases[1].payload, leases[1].half)
+
+
 def test_an_order_without_options_costs_nothing():
     assert b"" == options_of(Order(JobKey("t", "1"), b"x"))
     assert b"" != options_of(Order(JobKey("t", "1"), b"x", retain_s=0))
@@ -236,7 +281,8 @@ def test_a_lease_tells_what_the_record_says(head, order, ttr_ms, apart):
         lease.expires_ms,
     )
     asked = Lane(head.mark >> 3 & 3)
-    assert lease.lane is (Lane.suspect if head.crashes and asked is not Lane.callback else asked)
+    suspected = Lane.suspect if head.crashes == 1 else Lane.isolated
+    assert lease.lane is (suspected if head.crashes and asked is not Lane.callback else asked)
 
 
 def test_a_job_tells_what_get_found():

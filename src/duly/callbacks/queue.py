@@ -15,7 +15,7 @@ from duly.outcome import Snooze
 from duly.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from duly.callbacks.deliver import Deliverer
     from duly.context import CurrentJob
@@ -49,7 +49,7 @@ class Called:
         while len(self._heard) > KNOWN:
             self._heard.popitem(last=False)
 
-    def topics(self) -> list[str]:
+    def topics(self) -> Collection[str]:
         """
         What to ask for.
         """
@@ -116,7 +116,7 @@ class CallbackHandlers(Handlers):
         self._called = called
         self._deliverer = deliverer
 
-    def topics(self) -> list[str]:
+    def topics(self) -> Collection[str]:
         """
         What to ask for.
         """

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from duly.codec import Unreadable, decode, decode_envelope, reason_document
 from duly.durations import say_time
 from duly.errors import DulyError, JobNotFound, LeaseLost
 from duly.http.tokens import token_of
-from duly.job import moment
+from duly.job import Lane, moment
 from duly.store import Want
 
 if TYPE_CHECKING:
@@ -131,9 +132,7 @@ class Claims:
         ttr_ms = handler.ttr_ms if handler else TTR_MS
         found: list[Lease] = []
         async with worker.lock:
-            number = worker.next_number()
-            for step in range(self._store.shards):
-                shard = (number + step) % self._store.shards
+            for shard in random.sample(range(self._store.shards), self._store.shards):
                 free = ask.limit - len(found)
                 sent_s = time.monotonic()
                 try:
@@ -141,10 +140,9 @@ class Claims:
                         shard,
                         [Want(ask.topic, free, ttr_ms)],
                         worker=worker.name,
-                        number=number,
                         limit=free,
-                        # One at a time: what crashes its worker must not take others along.
-                        suspects=not any(lease.crashes for lease in found),
+                        alone=not worker.running and not found,
+                        wait_s=ask.wait_s if not found else 0.0,
                         timer=self._name,
                         role=self._app.settings.role,
                         lease_ms=ask.lease_ms,
@@ -156,7 +154,7 @@ class Claims:
                     break
                 self._outlooks[shard].note(claimed.look, sent_s)
                 found += claimed.leases
-                if len(found) >= ask.limit:
+                if len(found) >= ask.limit or any(lease.lane is Lane.isolated for lease in found):
                     break
         return found
 

@@ -34,28 +34,27 @@ class HttpWorker:
         self.held: dict[bytes, float] = {}  #: fence -> until when its lease runs, on the monotonic clock
         #: Claims of one name go one by one: the store keeps the last of each, for a reply that was lost.
         self.lock = asyncio.Lock()
-        self._number = 0
 
-    def next_number(self) -> int:
+    @property
+    def running(self) -> int:
         """
-        Count a claim.
+        How many jobs it holds, as far as they are known here.
         """
-        self._number += 1
-        return self._number
+        now_s = time.monotonic()
+        self.held = {fence: until_s for fence, until_s in self.held.items() if until_s > now_s}
+        return len(self.held)
 
     def about(self) -> bytes:
         """
         What is told of it.
         """
-        now_s = time.monotonic()
-        self.held = {fence: until_s for fence, until_s in self.held.items() if until_s > now_s}
         return msgspec.json.encode(
             {
                 "host": self.host,
                 "pid": 0,
                 "topics": list(self.topics),
                 "concurrency": self.limit,
-                "running": len(self.held),
+                "running": self.running,
                 "claimed": self.claimed,
                 "finished": self.finished,
                 "fenced": self.fenced,

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from duly.due import due_scores
 from duly.job import JobKey, JobState, shard_of
 from duly.record.rules import Queued
-from duly.records import BASE, HEAD, OPTIONS, UNKNOWN, Record, read
+from duly.records import UNKNOWN, Record, options_at, read
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -149,7 +150,7 @@ async def _look(store: Store, shard: int, keys: list[JobKey]) -> list[Sighted | 
     waiting = [
         name for name, each in zip(names, stored, strict=True) if each and each[0] & 7 == JobState.scheduled
     ]
-    dues = dict(zip(waiting, await call("ZMSCORE", fixed["due"], *waiting), strict=True)) if waiting else {}
+    dues = await due_scores(store.link, store.keys[shard], waiting)
     return [
         None if data is None else sighted(key, data, bodies.get(name), dues.get(name))
         for key, name, data in zip(keys, names, stored, strict=True)
@@ -159,5 +160,5 @@ async def _look(store: Store, shard: int, keys: list[JobKey]) -> list[Sighted | 
 def _options(stored: bytes, record: Record) -> bytes:
     if not record.head.mark & 32:
         return b""
-    at = HEAD.size if record.head.mark & 64 else BASE.size
-    return stored[at : at + OPTIONS.size]
+    start, end = options_at(stored)
+    return stored[start:end]

@@ -17,7 +17,17 @@ from functools import cache
 from importlib.resources import files
 
 #: What scripts share, in the order in which the parts build on each other.
-PARTS = "clock records replies changes endings arrivals promotion timers horizon".split()
+PARTS = "clock records replies changes endings arrivals promotion shares timers horizon requests".split()
+LIBRARY_PREFIX = "duly_"  #: of the name that a library has on the server
+#: Keys that are declared together; a header names the group.
+GROUPS = {
+    "(queue)": (
+        *("meta", "topics", "jobs", "bodies", "outcomes", "progress", "leases", "done", "dead"),
+        *("next_due", "ready_topics", "quarantine", "requests", "old_requests", "events", "timer"),
+        *("woken_topics", "callbacks", "stop", "ended_channel"),
+    ),
+    "(replies)": ("replies", "reply_lines", "reply_leases", "reply_drops"),
+}
 _HERE = files("duly.scripts")
 NAMES = sorted(file.name.removesuffix(".lua") for file in _HERE.iterdir() if file.name.endswith(".lua"))
 
@@ -28,9 +38,11 @@ _LIBRARY = """\
 local scripts
 local function make()
 local redis, string, table, math = redis, string, table, math
-local KEYS, ARGV, lanes_at, {keys}
-local function name_keys(...)
-KEYS, ARGV, lanes_at, {keys} = ...
+local KEYS, ARGV, topics_at
+local key = {{}}
+local function begin_call(keys, argv, at, {keys})
+KEYS, ARGV, topics_at = keys, argv, at
+{assigned}
 end
 {parts}
 local scripts = {{}}
@@ -39,11 +51,19 @@ return scripts
 end
 {functions}
 """
-#: Every call sets the names of all keys, those that it does not declare to nil: none of another call is left.
-#: One function does, because Lua allows each to use 60 variables of others.
+#: Every part has a scope of its own.  What others use of it stands outside: Lua allows a function 200 locals,
+#: and each to use 60 variables of others.
+_PART = """\
+local {offered}
+do
+{body}
+end;
+"""
+#: Every call sets the keys that parts speak of as `key.name`, those that it does not declare to nil: it sees
+#: none of another call.
 _SCRIPT = """\
-function scripts.{name}(keys, argv)
-name_keys(keys, argv, {lanes_at}, {given})
+function scripts.{name}(KEYS, ARGV)
+begin_call(KEYS, ARGV, {topics_at}, {given})
 begin()
 {arguments}
 {body}
@@ -59,6 +79,10 @@ end}}
 _LITERAL = r"(?:\d+|'[^'\n]*')"
 _CONSTANTS = re.compile(
     rf"^local ([A-Z][A-Z_]+(?:, [A-Z][A-Z_]+)*) =\s+({_LITERAL}(?:, {_LITERAL})*)$", re.MULTILINE
+)
+#: What a part defines for all of it: a function, or names with or without a value.
+_TOP_LEVEL = re.compile(
+    r"^local (?:function (?P<function>\w+)|(?P<names>\w+(?:, \w+)*)(?P<rest>[ \t]*(?:=|$)))", re.MULTILINE
 )
 _FIELD = re.compile(r"^-- (?P<field>[A-Za-z]+)\s{2,}(?P<rest>.+)$|^--\s{10}(?P<more>\S.*)$")
 
@@ -87,7 +111,7 @@ def load(name: str) -> Script:
     shebang, body = text.split("\n", 1)
     return Script(
         name,
-        keys=tuple(line.split()[0] for line in header["KEYS"]),
+        keys=tuple(key for line in header["KEYS"] for key in GROUPS.get(line.split()[0], line.split()[:1])),
         args=tuple(_words(header.get("ARGV", []))),
         uses=tuple(" ".join(header.get("uses", [])).split()),
         flags=tuple(flag for flag in shebang.partition("flags=")[2].split(",") if flag),
@@ -124,11 +148,13 @@ def library() -> Library:
     Put all scripts and what they share together.
     """
     scripts = [load(name) for name in NAMES]
-    keys = sorted({key for script in scripts for key in _fixed(script.keys)})
-    parts, constants = _without_constants("\n".join(map(part, PARTS)))
+    bodies = {name: part(name) for name in PARTS}
+    parts, constants = _parts(bodies, "".join(script.body for script in scripts))
+    keys = sorted(set(re.findall(r"\bkey\.(\w+)", parts)))
     source = _LIBRARY.format(
         keys=", ".join(keys),
-        parts=_with(constants, parts),
+        assigned=" ".join(f"key.{key} = {key}" for key in keys),
+        parts=parts,
         scripts="".join(_function(script, keys, constants) for script in scripts),
         functions="".join(
             _REGISTERED.format(name=script.name, flags=", ".join(f"'{flag}'" for flag in script.flags))
@@ -136,18 +162,57 @@ def library() -> Library:
         ),
     )
     # The digest only names the library to the server; it protects nothing.
-    name = f"duly_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+    name = f"{LIBRARY_PREFIX}{hashlib.sha256(source.encode()).hexdigest()[:16]}"
     return Library(name, source.replace("@name@", name))
+
+
+def _parts(bodies: dict[str, str], scripts: str) -> tuple[str, dict[str, str]]:
+    """
+    Give each part a scope of its own, in front of which stands what others use of it.
+    """
+    constants: dict[str, str] = {}
+    for name, body in bodies.items():
+        bodies[name], more = _without_constants(body)
+        constants |= more
+    scopes = []
+    for name, body in bodies.items():
+        used = words_of(scripts, *(other for its_name, other in bodies.items() if its_name != name))
+        offered: list[str] = []
+
+        def offer(match: re.Match[str], used: set[str] = used, offered: list[str] = offered) -> str:
+            names = re.findall(r"\w+", match["function"] or match["names"])
+            if used.isdisjoint(names) and not {"begin"} & set(names):
+                return match[0]
+            offered += names
+            if match["function"]:
+                return f"function {match['function']}"
+            return match["names"] + match["rest"] if match["rest"].strip() else ""
+
+        code = _TOP_LEVEL.sub(offer, body)
+        scopes.append(_PART.format(offered=", ".join(offered), body=code))
+    return _with(constants, "".join(scopes)), constants
+
+
+def words_of(*codes: str) -> set[str]:
+    """
+    All words that stand in some Lua.
+    """
+    return {word for code in codes for word in re.findall(r"\b[A-Za-z_]\w*", code)}
 
 
 def _function(script: Script, keys: list[str], constants: dict[str, str]) -> str:
     own = _fixed(script.keys)
     body, more = _without_constants(script.body)
+    words = words_of(body)
+    values = {key: f"KEYS[{at}]" for at, key in enumerate(own, 1) if key in words}
+    if script.keys[-1].endswith("..."):
+        values |= {f"{script.keys[-1][:-3]}_at": str(len(own) + 1)}
+    names = f"local {', '.join(values)} = {', '.join(values.values())} " if values else ""
     code = _SCRIPT.format(
         name=script.name,
-        lanes_at=len(own) + 1,
-        given=", ".join(f"keys[{own.index(key) + 1}]" if key in own else "nil" for key in keys),
-        arguments=_arguments(script.args),
+        topics_at=len(own) + 1,
+        given=", ".join(f"KEYS[{own.index(key) + 1}]" if key in own else "nil" for key in keys),
+        arguments=names + _arguments(script.args),
         body=body,
     )
     return _with(constants | more, code)

@@ -9,6 +9,7 @@
 --          bodies    hash    member -> body too long for the record
 --          outcomes  hash    member -> result or error
 --          progress  hash    member -> last reported progress
+--          quarantine  hash  member -> record that is damaged
 --          leases    zset    member -> lease end
 --          done      zset    succeeded and cancelled -> keep until
 --          dead      zset    dead -> keep until
@@ -18,7 +19,6 @@
 --          reply_leases  zset    those handed out -> lease end
 --          reply_drops   hash    name -> replies dropped unread
 --          ended_channel  channel  tells waiters that an awaited job ended
---          lanes...  stream  seven keys for each topic, see lib/changes.lua
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
 --          keep_ms   how long succeeded jobs are kept
@@ -29,7 +29,6 @@
 
 local now = clock(now_ms)
 local named = tonumber(topic_count)
-for at = 1, named do name_topic(ARGV[topic_at + at - 1], at) end
 local first = topic_at + named
 local LATE_BYTES = 4
 local members, words, total = {}, {}, 0
@@ -47,6 +46,10 @@ local begins, mark, attempts, crashes, verb, marks, start
 for at = 1, total do
   local member, arg, record = members[at], first + 3 * (at - 1), records[at]
   local word = 'gone'
+  if record and (#record < HEAD_BYTES or string.byte(record) % 64 >= 32) and not is_whole(record) then
+    put_aside(member, record)
+    record = false
+  end
   if record then
     local its_beginning = cut(record, 1, ENDED_AT - 1)
     if its_beginning ~= begins then
@@ -63,7 +66,9 @@ for at = 1, total do
       local late, outcome, body = ARGV[arg + 2], '', nil
       if #late > LATE_BYTES then late, outcome = cut(late, 1, LATE_BYTES), cut(late, LATE_BYTES + 1) end
       local told = outcome
-      if marks >= REPLY then body = mark >= 128 and redis.call('HGET', bodies, member) or cut(record, body_at(mark)) end
+      if marks % HALF >= REPLY then
+        body = mark >= 128 and redis.call('HGET', bodies, member) or cut(record, body_at(record, mark))
+      end
       if mark % 64 >= 32 then
         local _, _, retain = wishes_of(record, mark)
         if retain ~= UNKNOWN then until_ms = retain * 1000 end
@@ -71,7 +76,7 @@ for at = 1, total do
       if until_ms < STUB_MS then
         until_ms, outcome = STUB_MS, ''
         start, begins, marks = nil, nil, bit.bor(marks, BODY_DROPPED)
-        rest = cut(record, TOKEN_AT, body_at(mark) - 1)
+        rest = cut(record, TOKEN_AT, body_at(record, mark) - 1)
         if mark >= 128 then dropped_bodies[#dropped_bodies + 1] = member end
       end
       start = start or encode(START, mark + 1, attempts + 1, crashes, 1, marks, 0)

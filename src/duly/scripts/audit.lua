@@ -3,19 +3,8 @@
 --
 -- moves    nothing of its own; puts jobs back to where their record says they are
 -- uses     clock records replies changes endings
--- KEYS     meta      hash    the shard's numbers
---          topics    hash    counters of topics
---          jobs      hash    member -> record
---          bodies    hash    member -> body too long for the record
---          outcomes  hash    member -> result or error
---          progress  hash    member -> last reported progress
---          due       zset    member -> due_ms
---          leases    zset    member -> lease end
---          done      zset    succeeded and cancelled -> keep until
---          dead      zset    dead -> keep until
---          events    stream  what happened
---          timer     stream  the earliest due time changed
---          lanes...  stream  seven keys for each topic, see lib/changes.lua
+-- KEYS     (queue)           everything that a transition may touch
+--          lanes...  stream  eight keys for each topic, see lib/changes.lua
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
 --          keep_ms   how long an ended job without an index entry is kept
@@ -37,8 +26,12 @@ local function mend(job, what)
 end
 
 local function unindex(job, except)
-  for name, index in pairs({due = due, leases = leases, done = done, dead = dead}) do
-    if name ~= except and redis.call('ZREM', index, job.member) == 1 then mend(job, 'not in ' .. name) end
+  local topic = topic_of(job.member)
+  for name, index in pairs({due = due_of(topic), leases = leases, done = done, dead = dead}) do
+    if name ~= except and redis.call('ZREM', index, job.member) == 1 then
+      mend(job, 'not in ' .. name)
+      if name == 'due' then index_due(topic) end
+    end
   end
 end
 
@@ -56,16 +49,18 @@ for at, job in ipairs(fetch(members)) do
     if job.state > RUNNING then weight = weigh(job, write(job), redis.call('HGET', outcomes, member) or '') end
     states[at] = job.state .. ' ' .. weight
   end
+  if job and job.state <= READY and first_key[topic] then use_lane(topic, job.state == READY and lane_of(job) or job.lane) end
   if not first_key[topic] then
     unnamed[topic] = true
   elseif not job then
     unindex({member = member})
   elseif job.state == SCHEDULED then
     unindex(job, 'due')
-    if not redis.call('ZSCORE', due, member) then
+    if not due_score(member) then
       mend(job, 'scheduled')
-      redis.call('ZADD', due, job[DUE] or now, member)
-      redis.call('XADD', timer, 'MAXLEN', 1, '*', 'due_ms', now)
+      redis.call('ZADD', due_of(topic), job[DUE] or now, member)
+      index_due(topic)
+      tell_timers({topic, now}, '')
     end
   elseif job.state == READY then
     unindex(job)
@@ -91,6 +86,18 @@ for at, job in ipairs(fetch(members)) do
     end
   end
 end
+-- Where no members are given it is the indexes of topics themselves that are looked at.
+for at = member_at + total, total == 0 and #ARGV or 0 do
+  local topic = ARGV[at]
+  local was, ready = redis.call('ZSCORE', next_due, topic), redis.call('HGET', topics, topic .. ':ready')
+  index_due(topic)
+  if redis.call('ZSCORE', next_due, topic) ~= was then
+    event('mended', topic .. '/', NO_RECORD, 'next due', now)
+    tell_timers({topic, now}, '')
+    mended = mended + 1
+  end
+  redis.call(tonumber(ready or 0) > 0 and 'SADD' or 'SREM', ready_topics, topic)
+end
 commit(now, nonce)
-wake_topics()
+wake_topics(now)
 return {mended, names_of(unnamed), states}

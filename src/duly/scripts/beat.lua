@@ -14,11 +14,16 @@
 -- returns  now_ms
 -- cost     O(log n)
 
+local CLAIM_KEPT_MS = 600000
+
 local now = clock(now_ms)
 if about ~= '' then
   redis.call('HSET', workers, worker, about)
   redis.call('ZADD', beats, now, worker)
 end
+-- A claim is asked for again within seconds, or never: what a killed worker claimed last need not be remembered for long.
+local silent = redis.call('ZRANGE', beats, '-inf', now - CLAIM_KEPT_MS, 'BYSCORE', 'LIMIT', 0, 1000)
+if #silent > 0 then redis.call('HDEL', claims, unpack(silent)) end
 local gone = redis.call('ZRANGE', beats, '-inf', now - tonumber(forget_ms), 'BYSCORE', 'LIMIT', 0, 100)
 if about == '' then gone[#gone + 1] = worker end
 if #gone > 0 then

@@ -3,22 +3,8 @@
 --
 -- moves    running -> dead
 -- uses     clock records replies changes endings
--- KEYS     meta      hash    the shard's numbers
---          topics    hash    counters of topics
---          jobs      hash    member -> record
---          bodies    hash    member -> body too long for the record
---          outcomes  hash    member -> result or error
---          progress  hash    member -> last reported progress
---          leases    zset    member -> lease end
---          done      zset    succeeded and cancelled -> keep until
---          dead      zset    dead -> keep until
---          events    stream  what happened
---          replies   stream  replies of all queues, in the order of their endings
---          reply_lines   zset    '<name> <number>' of each reply
---          reply_leases  zset    those handed out -> lease end
---          reply_drops   hash    name -> replies dropped unread
---          ended_channel  channel  tells waiters that an awaited job ended
---          lanes...  stream  seven keys for each topic, see lib/changes.lua
+-- KEYS     (queue)           everything that a transition may touch
+--          (replies)         what became of jobs whose senders asked to be told
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
 --          keep_ms   how long dead jobs are kept
@@ -30,7 +16,6 @@
 
 local now = clock(now_ms)
 local named = tonumber(topic_count)
-for at = 1, named do name_topic(ARGV[topic_at + at - 1], at) end
 local first = topic_at + named
 local members, words = {}, {}
 for at = first, #ARGV, 5 do members[#members + 1] = ARGV[at] end

@@ -2,35 +2,51 @@
 -- enqueue: accept jobs, each new, kept as it was, or in place of an older one with its id.
 --
 -- moves    (new) -> scheduled or ready; with replace also any state -> scheduled or ready
--- uses     clock records replies changes endings
+-- uses     clock records replies changes endings requests
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters, limits and pauses of topics
 --          jobs      hash    member -> record
 --          bodies    hash    member -> body too long for the record
 --          outcomes  hash    member -> result or error
 --          progress  hash    member -> last reported progress
---          due       zset    member -> due_ms
+--          next_due  zset    topic -> when its earliest job is due
+--          ready_topics  set  topics with ready jobs
+--          quarantine  hash  member -> record that is damaged
 --          leases    zset    member -> lease end
 --          done      zset    succeeded and cancelled -> keep until
 --          dead      zset    dead -> keep until
+--          requests  hash    nonce of a call -> its answer
+--          old_requests  hash  the same of the calls before those
 --          events    stream  what happened
 --          timer     stream  the earliest due time changed
+--          woken_topics  stream  names of topics that were made ready, for workers with many
+--          callbacks  list   names of topics with callbacks that are ready
 --          stop      channel tells workers to stop a run
---          lanes...  stream  seven keys for each topic, see lib/changes.lua
+--          lanes...  stream  eight keys for each topic, see lib/changes.lua
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
+--          sent_ms   when the call was first sent, by the server's clock as its sender knows it
+--          seen      the highest number of the shard that its sender had seen by then
+--          repeats   '1' if it may replace a job, and so is remembered; '2' if a bulk writer may repeat it after minutes, and
+--                    so it replaces only what nobody has changed since it was first sent; else '0'
 --          topic_count  how many topics follow
 --          topic...  their names; then for each job, all members distinct: member, spec, request with options
 --                    with body; spec is 1 byte (on_conflict in the place of the state, with 4 if it asks for a
 --                    reply, lane, options or not, 64 if it waits from now on) and 8 bytes of milliseconds
 -- returns  {now_ms, revision of the first created, for each job due_ms if it was created, its revisions following
---          each other, else '<word> <revision> <due_ms> <state>', word one of created kept replaced exists full}
+--          each other, else '<word> <revision> <due_ms> <state>', word one of created kept replaced exists full unknown}
 -- cost     O(jobs * log n)
 
 local REPLACE, RAISE, ASKS = 1, 2, 4
-local SPEC, WAITING, REQUEST_BYTES = '>BI8', '>BI8c6I8', 6
+-- The first bytes of a bulk writer's requests are those of its run: its own rows may follow each other.
+local SPEC, WAITING, REQUEST_BYTES, RUN_BYTES = '>BI8', '>BI8c6I8', 6, 3
 
 local now_floor, now_ceil = clock(now_ms)
+if repeats == '1' then
+  local answer = recall(nonce)
+  if answer then return answer end
+end
+local late = repeats == '2' or (repeats == '1' and is_forgotten(sent_ms))
 local named = tonumber(topic_count)
 local room = {}  -- where there is a limit
 for at = 1, named do
@@ -53,14 +69,14 @@ end
 local records = redis.call('HMGET', jobs, unpack(members))
 local answers, replacing = {}, {}
 
-local function due_of(spec, ms)
+local function time_of(spec, ms)
   if spec >= 64 then return ms == 0 and now_floor or now_ceil + ms end
   -- What is past is due now, so that lateness counts from when it was accepted.
   return ms > now_floor and ms or now_floor
 end
 
 local function current_due(job)
-  if job.state == SCHEDULED then return tonumber(redis.call('ZSCORE', due, job.member)) or now_floor end
+  if job.state == SCHEDULED then return due_score(job.member) or now_floor end
   return job[DUE]
 end
 
@@ -90,6 +106,8 @@ local function meet(old, at, spec, due_ms, topic)
     answers[at] = answer_of(on_conflict == RAISE and 'exists' or 'kept', old, old_due)
   elseif same(old, old_due, spec, rest, due_ms) then
     answers[at] = answer_of('kept', old, old_due)
+  elseif late and old.revision > tonumber(seen) and cut(old.request, 1, RUN_BYTES) ~= cut(rest, 1, RUN_BYTES) then
+    answers[at] = 'unknown 0 0 0'
   elseif old.state >= RUNNING and not has_room(topic) then
     answers[at] = 'full 0 0 0'
   else
@@ -114,12 +132,12 @@ local function read_of(spec, topic)
 end
 
 -- Build a record without a table in between: this is the path of bulk scheduling.
-local function place(verb, at, topic, spec, number, due_ms, marks)
+local function place(verb, at, topic, spec, number, due_ms, marks, place_due)
   if spec ~= read_spec or topic ~= read_topic then read_of(spec, topic) end
   local member, rest, mark, run = members[at], ARGV[first + 3 * at - 1], base, nil
   if asks then marks = marks + REPLY end
   if #rest > INLINE_BYTES then
-    local body_at = REQUEST_BYTES + 1 + (mark >= 32 and OPTIONS_BYTES or 0)
+    local body_at = REQUEST_BYTES + 1 + (mark >= 32 and options_bytes(rest, REQUEST_BYTES + 1) or 0)
     if #rest - body_at >= INLINE_BYTES then
       put_bodies[#put_bodies + 1] = member
       put_bodies[#put_bodies + 1] = cut(rest, body_at)
@@ -132,7 +150,7 @@ local function place(verb, at, topic, spec, number, due_ms, marks)
     run = run_of(mark, marks, entry + number, due_ms)
     count(topic, READY, 1)
   else
-    schedule(member, due_ms)
+    place_due(member, topic, due_ms)
     if marks > 0 then run = run_of(mark, marks, 0, due_ms) end
     count(topic, SCHEDULED, 1)
   end
@@ -149,13 +167,17 @@ end
 for at = 1, member_count do
   local topic = only or topic_of(members[at])
   local spec, ms = decode(SPEC, ARGV[first + 3 * at - 2])
-  local due_ms = due_of(spec, ms)
+  local due_ms = time_of(spec, ms)
+  if records[at] and not is_whole(records[at]) then
+    put_aside(members[at], records[at])
+    records[at] = false
+  end
   if records[at] then
     meet(read(members[at], records[at]), at, spec, due_ms, topic)
   elseif not has_room(topic) then
     answers[at] = 'full 0 0 0'
   else
-    place('enqueued', at, topic, spec, placed, due_ms, 0)
+    place('enqueued', at, topic, spec, placed, due_ms, 0, schedule)
     placed, answers[at] = placed + 1, due_ms
   end
 end
@@ -164,14 +186,15 @@ for _, each in ipairs(replacing) do
   local old, at = each.old, each.at
   local topic = topic_of(old.member)
   displace(old, topic)
-  if old.state == SCHEDULED and each.due <= now_floor then unscheduled[#unscheduled + 1] = old.member end
+  if old.state == SCHEDULED and each.due <= now_floor then unschedule(old.member, topic) end
   local number = placed
   placed = placed + 1
-  local apart = place('replaced', at, topic, each.spec, number, each.due, REPLACED + bit.band(old[MARKS], AWAITED))
+  local apart = place('replaced', at, topic, each.spec, number, each.due, REPLACED + bit.band(old[MARKS], AWAITED), move_due)
   if old.apart and not apart then dropped_bodies[#dropped_bodies + 1] = old.member end
   answers[at] = string.format('replaced %d %d %d', revision + number, each.due, each.due <= now_floor and READY or SCHEDULED)
 end
 if placed == 0 then sequence = sequence_was end
 commit(now_floor, nonce)
-wake_topics()
-return {now_floor, revision, answers}
+wake_topics(now_floor)
+local answer = {now_floor, revision, answers}
+return repeats == '1' and #replacing > 0 and remember(nonce, answer, now_floor) or answer

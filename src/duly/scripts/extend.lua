@@ -18,7 +18,7 @@ local members, words, scores = {}, {}, {}
 for at = job_at, #ARGV, 3 do members[#members + 1] = ARGV[at] end
 for at, record in ipairs(redis.call('HMGET', jobs, unpack(members))) do
   local arg = job_at + 3 * (at - 1)
-  if record and string.byte(record) % 8 == RUNNING and fence_of(record) == ARGV[arg + 1] then
+  if record and #record >= HEAD_BYTES and string.byte(record) % 8 == RUNNING and fence_of(record) == ARGV[arg + 1] then
     words[at] = 'ok'
     local last = decode(NUMBER, record, STARTED_AT) + tonumber(ARGV[arg + 2]) + tonumber(grace_ms)
     scores[#scores + 1] = math.min(now + tonumber(lease_ms), last)

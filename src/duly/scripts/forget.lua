@@ -3,19 +3,8 @@
 --
 -- moves    any state -> (gone)
 -- uses     clock records replies changes endings
--- KEYS     meta      hash    the shard's numbers
---          topics    hash    counters of topics
---          jobs      hash    member -> record
---          bodies    hash    member -> body too long for the record
---          outcomes  hash    member -> result or error
---          progress  hash    member -> last reported progress
---          due       zset    member -> due_ms
---          leases    zset    member -> lease end
---          done      zset    succeeded and cancelled -> keep until
---          dead      zset    dead -> keep until
---          events    stream  what happened
---          stop      channel tells workers to stop a run
---          lanes...  stream  seven keys for each topic, see lib/changes.lua
+-- KEYS     (queue)           everything that a transition may touch
+--          lanes...  stream  eight keys for each topic, see lib/changes.lua
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
 --          topic_count  how many topics follow
@@ -38,8 +27,8 @@ for at, job in ipairs(fetch(members)) do
   else
     local due_ms = job[DUE]
     if job.state == SCHEDULED then
-      due_ms = due_ms or tonumber(redis.call('ZSCORE', due, job.member)) or now
-      unscheduled[#unscheduled + 1] = job.member
+      due_ms = due_ms or due_score(job.member) or now
+      unschedule(job.member, topic_of(job.member))
     end
     displace(job, topic_of(job.member))
     if job.apart then dropped_bodies[#dropped_bodies + 1] = job.member end

@@ -2,14 +2,15 @@
 -- get: everything the shard knows of some jobs, at one moment.
 --
 -- moves    nothing
+-- uses     records
 -- KEYS     jobs      hash    member -> record
 --          bodies    hash    member -> body too long for the record
 --          outcomes  hash    member -> result or error
 --          progress  hash    member -> last reported progress
---          due       zset    member -> due_ms
 --          leases    zset    member -> lease end
+--          due...    zset    for each job, that of its topic
 -- ARGV     member... of the jobs
--- returns  for each job {record, body kept apart, outcome, progress, due_ms, lease_ms}, or {} if there is none
+-- returns  for each job {record, body kept apart, outcome, progress, due_ms, lease_ms}, or {} if there is none that can be read
 -- cost     O(jobs * log n)
 
 local found = {}
@@ -17,13 +18,13 @@ for at = member_at, #ARGV do
   local member = ARGV[at]
   local record = redis.call('HGET', jobs, member)
   local about = {}
-  if record then
+  if record and is_whole(record) then
     about = {
       record,
       redis.call('HGET', bodies, member) or '',
       redis.call('HGET', outcomes, member) or '',
       redis.call('HGET', progress, member) or '',
-      redis.call('ZSCORE', due, member) or '',
+      redis.call('ZSCORE', KEYS[due_at + at - member_at], member) or '',
       redis.call('ZSCORE', leases, member) or '',
     }
   end

@@ -3,13 +3,8 @@
 --
 -- moves    scheduled, ready -> scheduled
 -- uses     clock records replies changes
--- KEYS     meta      hash    the shard's numbers
---          topics    hash    counters of topics
---          jobs      hash    member -> record
---          due       zset    member -> due_ms
---          events    stream  what happened
---          timer     stream  the earliest due time changed
---          lanes...  stream  seven keys for its topic, see lib/changes.lua
+-- KEYS     (queue)           everything that a transition may touch
+--          lanes...  stream  eight keys for each topic, see lib/changes.lua
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
 --          topic     of the job
@@ -22,9 +17,12 @@
 local now_floor, now_ceil = clock(now_ms)
 name_topic(topic, 1)
 local job = fetch({member})[1]
-if not job then return 'gone 0 0 0' end
+if not job then
+  commit(now_floor, nonce)
+  return 'gone 0 0 0'
+end
 
-local was_ms = job.state == SCHEDULED and tonumber(redis.call('ZSCORE', due, member)) or job[DUE] or now_floor
+local was_ms = job.state == SCHEDULED and due_score(member) or job[DUE] or now_floor
 local answer = string.format('%d %d %d', job.revision, was_ms, job.state)
 if job.state > READY or (revision ~= '' and job.revision ~= tonumber(revision)) then return 'conflict ' .. answer end
 
@@ -46,7 +44,7 @@ if due_ms ~= was_ms then
     count(topic, SCHEDULED, 1)
   end
   job.state, job[ENTRY], job[DUE] = SCHEDULED, 0, due_ms
-  schedule(member, due_ms)
+  move_due(member, topic, due_ms)
   put('rescheduled', job, from_now and 'held' or 'let go')
   commit(now_floor, nonce)
 end

@@ -3,25 +3,9 @@
 --
 -- moves    (none), or any state at a lower revision -> scheduled or ready; of a cancelled row -> cancelled
 -- uses     clock records replies changes endings arrivals
--- KEYS     meta      hash    the shard's numbers
---          topics    hash    counters of topics
---          jobs      hash    member -> record
---          bodies    hash    member -> body too long for the record
---          outcomes  hash    member -> result or error
---          progress  hash    member -> last reported progress
---          due       zset    member -> due_ms
---          leases    zset    member -> lease end
---          done      zset    succeeded and cancelled -> keep until
---          dead      zset    dead -> keep until
---          events    stream  what happened
---          replies   stream  replies of all queues, in the order of their endings
---          reply_lines   zset    '<name> <number>' of each reply
---          reply_leases  zset    those handed out -> lease end
---          reply_drops   hash    name -> replies dropped unread
---          timer     stream  the earliest due time changed
---          stop      channel tells workers to stop a run
---          ended_channel  channel  tells waiters that an awaited job ended
---          lanes...  stream  seven keys for each topic, see lib/changes.lua
+-- KEYS     (queue)           everything that a transition may touch
+--          (replies)         what became of jobs whose senders asked to be told
+--          lanes...  stream  eight keys for each topic, see lib/changes.lua
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
 --          keep_ms   how long cancelled jobs are kept
@@ -52,7 +36,7 @@ local function bring(job, old, topic, due_ms, number)
   if old then
     job[MARKS] = job[MARKS] + bit.band(old[MARKS], AWAITED)
     displace(old, topic)
-    if old.state == SCHEDULED and due_ms <= now then unscheduled[#unscheduled + 1] = job.member end
+    if old.state == SCHEDULED and due_ms <= now then unschedule(job.member, topic) end
   end
   arrive('hydrated', job, topic, due_ms, number, now)
   if old and old.apart and not job.apart then dropped_bodies[#dropped_bodies + 1] = job.member end
@@ -96,5 +80,5 @@ for at, old in ipairs(fetch(members)) do
   end
 end
 commit(now, nonce)
-wake_topics()
+wake_topics(now)
 return words

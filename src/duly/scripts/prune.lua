@@ -3,19 +3,8 @@
 --
 -- moves    succeeded, dead, cancelled -> (gone)
 -- uses     clock records replies changes endings
--- KEYS     meta      hash    the shard's numbers
---          topics    hash    counters of topics
---          jobs      hash    member -> record
---          bodies    hash    member -> body too long for the record
---          outcomes  hash    member -> result or error
---          progress  hash    member -> last reported progress
---          done      zset    succeeded and cancelled -> keep until
---          dead      zset    dead -> keep until
---          events    stream  what happened
---          replies   stream  replies of all queues, in the order of their endings
---          reply_lines   zset    '<name> <number>' of each reply
---          reply_leases  zset    those handed out -> lease end
---          reply_drops   hash    name -> replies dropped unread
+-- KEYS     (queue)           everything that a transition may touch
+--          (replies)         what became of jobs whose senders asked to be told
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
 --          limit     at most this many of each index in one call

@@ -3,13 +3,8 @@
 --
 -- moves    running -> ready
 -- uses     clock records replies changes endings
--- KEYS     meta      hash    the shard's numbers
---          topics    hash    counters of topics
---          jobs      hash    member -> record
---          progress  hash    member -> last reported progress
---          leases    zset    member -> lease end
---          events    stream  what happened
---          lanes...  stream  seven keys for each topic, see lib/changes.lua
+-- KEYS     (queue)           everything that a transition may touch
+--          lanes...  stream  eight keys for each topic, see lib/changes.lua
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
 --          topic_count  how many topics follow
@@ -40,5 +35,5 @@ for at, found in ipairs(fetch(members)) do
   end
 end
 commit(now, nonce)
-wake_topics()
+wake_topics(now)
 return words

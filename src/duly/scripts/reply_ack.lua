@@ -16,16 +16,16 @@
 local gone, weight = 0, 0
 for at = number_at, #ARGV do
   local number = tonumber(ARGV[at])
-  local line = line_of(name, number)
+  local line = reply_queue.line_of(name, number)
   -- A number may be that of another queue's reply: the line is what counts.
   if redis.call('ZSCORE', reply_lines, line) then
-    weight = weight + remove_reply(line, number, find_reply(number))
+    weight = weight + reply_queue.remove_reply(line, number, reply_queue.find_reply(number))
     gone = gone + 1
   end
 end
-weigh_replies(-weight)
+reply_queue.weigh_replies(-weight)
 if gone > 0 then
-  local from, to = range_of(name)
+  local from, to = reply_queue.range_of(name)
   if redis.call('ZLEXCOUNT', reply_lines, from, to) == 0 then redis.call('HDEL', reply_drops, name) end
 end
 return gone

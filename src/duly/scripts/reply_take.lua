@@ -22,15 +22,15 @@ forget_replies(now, READ_AT_ONCE)
 local over = redis.call('ZRANGE', reply_leases, '-inf', now, 'BYSCORE', 'LIMIT', 0, PAGE)
 if #over > 0 then redis.call('ZREM', reply_leases, unpack(over)) end
 
-local from, to = range_of(name)
+local from, to = reply_queue.range_of(name)
 local taken, left, bytes, until_ms = {}, tonumber(limit), tonumber(max_bytes), now + tonumber(lease_ms)
 
 -- Lease one if it still fits into the answer; one always does.
 local function take(line)
   local number = tonumber(string.match(line, '%d+$'))
-  local entry = find_reply(number)
-  if not entry then return remove_reply(line, number) end
-  local _, member, head, outcome, weight = read_reply(entry[2])
+  local entry = reply_queue.find_reply(number)
+  if not entry then return reply_queue.remove_reply(line, number) end
+  local _, member, head, outcome, weight = reply_queue.read_reply(entry[2])
   if weight > bytes and #taken > 0 then
     left = 0
     return

@@ -3,16 +3,8 @@
 --
 -- moves    running -> scheduled
 -- uses     clock records replies changes endings
--- KEYS     meta      hash    the shard's numbers
---          topics    hash    counters of topics
---          jobs      hash    member -> record
---          outcomes  hash    member -> result or error
---          progress  hash    member -> last reported progress
---          due       zset    member -> due_ms
---          leases    zset    member -> lease end
---          events    stream  what happened
---          timer     stream  the earliest due time changed
---          lanes...  stream  seven keys for each topic, see lib/changes.lua
+-- KEYS     (queue)           everything that a transition may touch
+--          lanes...  stream  eight keys for each topic, see lib/changes.lua
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
 --          topic_count  how many topics follow
@@ -37,10 +29,13 @@ for at, found in ipairs(fetch(members)) do
     let_go(job.member)
     job[ATTEMPTS] = math.min(job[ATTEMPTS] + tonumber(ARGV[arg + 4]), 65535)
     job[VERB], job[LATE] = VERBS.retry, tonumber(ARGV[arg + 2])
+    -- It ran to an end: whatever its worker died of before was not this job.
+    if ARGV[arg + 4] == '1' then job[CRASHES] = 0 end
     job.state, job[ENTRY], job[DUE] = SCHEDULED, 0, now_ceil + tonumber(ARGV[arg + 3])
     count(topic, RUNNING, -1)
     count(topic, SCHEDULED, 1)
-    schedule(job.member, job[DUE])
+    schedule(job.member, topic, job[DUE])
+    use_lane(topic, job.lane)
     if ARGV[arg + 5] ~= '' then
       job[MARKS] = bit.bor(job[MARKS], ERROR_KEPT)
       put_outcomes[#put_outcomes + 1] = job.member

@@ -22,6 +22,8 @@ end
 if #ids > 0 then
   redis.call('XDEL', lane, unpack(ids))
 end
+-- The stream of a topic that was used once: an empty one costs memory all the same.
+if redis.call('XLEN', lane) == 0 then redis.call('DEL', lane) end
 local last = ''
 if #found == tonumber(limit) then last = '(' .. found[#found][1] end
 return {#ids, last}

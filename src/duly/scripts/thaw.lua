@@ -3,21 +3,11 @@
 --
 -- moves    (none) -> scheduled or ready; one that was cancelled there leaves nothing but its reply
 -- uses     clock records replies changes arrivals
--- KEYS     meta      hash    the shard's numbers
---          topics    hash    counters of topics
---          jobs      hash    member -> record
---          bodies    hash    member -> body too long for the record
+-- KEYS     (queue)           everything that a transition may touch
+--          (replies)         what became of jobs whose senders asked to be told
 --          overrides hash    member -> what became of a far-future job while it waits in its table
 --          hydrated  set     members that the pass under way has dealt with
---          due       zset    member -> due_ms
---          events    stream  what happened
---          replies   stream  replies of all queues, in the order of their endings
---          reply_lines   zset    '<name> <number>' of each reply
---          reply_leases  zset    those handed out -> lease end
---          reply_drops   hash    name -> replies dropped unread
---          timer     stream  the earliest due time changed
---          ended_channel  channel  tells readers that a reply came
---          lanes...  stream  seven keys for each topic, see lib/changes.lua
+--          lanes...  stream  eight keys for each topic, see lib/changes.lua
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
 --          pass      number of the pass; those before it are over
@@ -100,5 +90,5 @@ end
 if #dealt > 0 then redis.call('SADD', hydrated, unpack(dealt)) end
 if #moved > 0 then redis.call('HSET', overrides, unpack(moved)) end
 if #settled > 0 then redis.call('HDEL', overrides, unpack(settled)) end
-wake_topics()
+wake_topics(now)
 return words

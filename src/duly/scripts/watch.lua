@@ -5,13 +5,13 @@
 -- uses     records
 -- KEYS     jobs      hash    member -> record
 --          outcomes  hash    member -> result or error
---          due       zset    member -> due_ms
+--          due       zset    those of its topic that wait for their time -> due_ms
 -- ARGV     member    of the job
 -- returns  {state, revision, result or error} of an ended job, {state, revision} of an open one, {} if there is none
 -- cost     O(log n)
 
 local record = redis.call('HGET', jobs, member)
-local job = record and read(member, record)
+local job = record and is_whole(record) and read(member, record)
 if not job then return {} end
 if job.state > RUNNING then return {job.state, job.revision, redis.call('HGET', outcomes, member) or ''} end
 if not has_mark(job, AWAITED) then

@@ -8,41 +8,58 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from duly.due import scheduled_topics
 from duly.job import JobKey, JobState, Lane
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from duly.store import Store
 
 log = logging.getLogger("duly.auditor")
 
 STEP = 100
+STEPS = 10  #: in one go, each a call of a millisecond or less
+PACE_S = 1.0  #: between two goes of a pass: a thousand jobs a second
 COUNTABLE = 200_000  #: beyond this many jobs counters are not recounted: it would cost the worker its memory
 
 
 class Auditor:
     """
     Walks through one shard after the other; each step looks at about a hundred jobs.
+
+    Of the processes that share a queue only the one that leads its timers audits it.
     """
 
-    def __init__(self, store: Store, *, every_s: float = 15.0) -> None:
+    def __init__(
+        self, store: Store, *, every_s: float = 15.0, leads: Callable[[], bool] = lambda: True
+    ) -> None:
+        """
+        Prepare: *every_s* is how long to rest between two passes.
+        """
         self.every_s = every_s
+        self._rest_s = every_s
+        self._leads = leads
         self._store = store
         self._steps: AsyncIterator[int] | None = None
 
     async def run_once(self) -> int:
         """
-        Do one step; the answer is always 0, because an auditor is never in a hurry.
+        Do some steps; the answer is always 0, because an auditor is never in a hurry.
         """
-        if self._steps is None:
-            self._steps = self._walk()
+        if self._steps is None and not self._leads():
+            return 0
+        self._steps = self._steps or self._walk()
+        self.every_s = min(PACE_S, self._rest_s)
         try:
-            await anext(self._steps)
+            for _ in range(STEPS):
+                await anext(self._steps)
         except StopAsyncIteration:
             self._steps = None
+            self.every_s = self._rest_s
         except BaseException:
             self._steps = None
+            self.every_s = self._rest_s
             raise
         return 0
 
@@ -68,17 +85,18 @@ class Auditor:
         topics: set[str] = set()
         seen: set[str] = set()
         mended_all = 0
-        for scan, name in (
-            ("HSCAN", "jobs"),
-            ("ZSCAN", "due"),
-            ("ZSCAN", "leases"),
-            ("ZSCAN", "done"),
-            ("ZSCAN", "dead"),
-        ):
+        keys = self._store.keys[shard]
+        due = {keys.due(topic): topic for topic in await scheduled_topics(self._store.link, keys)}
+        for index in (fixed["jobs"], *due, fixed["leases"], fixed["done"], fixed["dead"]):
+            name = "jobs" if index == fixed["jobs"] else "index"
             cursor = b"0"
             while True:
-                cursor, found = await call(scan, fixed[name], cursor, "COUNT", STEP)
+                scan = "HSCAN" if name == "jobs" else "ZSCAN"
+                cursor, found = await call(scan, index, cursor, "COUNT", STEP)
                 members = list(dict.fromkeys(member.decode() for member in found[::2]))
+                # Its own topic does not know of a job that stands in the index of another.
+                if strays := [m for m in members if index in due and JobKey.of(m).topic != due[index]]:
+                    yield await call("ZREM", index, *strays)
                 for at in range(0, len(members), STEP):
                     part = members[at : at + STEP]
                     mended, states = await self._store.audit(shard, part)
@@ -95,11 +113,14 @@ class Auditor:
                     yield mended
                 if cursor == b"0":
                     break
+        topics.update(due.values())
         for field in await call("HKEYS", fixed["topics"]):
             topics.add(field.decode().partition(":")[0])
         for topic in sorted(topics):
-            for lane in Lane:
-                yield await self._sweep(shard, topic, lane)
+            if await call("EXISTS", *keys.lanes(topic)[: len(Lane)]):
+                for lane in Lane:
+                    yield await self._sweep(shard, topic, lane)
+            yield await self._store.audit_due(shard, topic)
         if not mended_all and len(seen) < COUNTABLE:
             yield await self._recount(shard, began, topics, counts, weights)
 

@@ -5,13 +5,15 @@ Claiming: as many jobs as there are free slots, and the wait for more.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from typing import TYPE_CHECKING, Any
 
+from duly.services.backlog import Backlog
 from duly.store import PER_CALL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Collection, Coroutine
 
     from duly.handlers import Handler
     from duly.job import Lease
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 CLAIMS_AHEAD = 8  #: batches in a row before other duties have their turn
 OUTCOMES_PER_SLOT = 4  #: outcomes on their way, for each slot, before no more is claimed
+WAITS_LONGER = 1.5  #: how much longer a worker counts as waiting than it blocks: it has to come back first
 
 
 class Claims:
@@ -36,13 +39,15 @@ class Claims:
         *,
         role: str,
         block_s: float | None,
-        handlers: Callable[[], list[Handler[..., Any]]],
+        topics: Callable[[], Collection[str]],
+        handler: Callable[[str], Handler[..., Any] | None],
         begin: Callable[[Lease, float], Run | None],
         carry_out: Callable[[Run], Coroutine[Any, Any, None]],
     ) -> None:
         """
         Prepare: *begin* makes a run of a lease, or refuses it; *carry_out* is what its task does.
 
+        *topics* are those of the worker, *handler* finds theirs.
         *block_s* is how long to wait where there is nothing, None for not at all.
         """
         self.stopping = False
@@ -50,13 +55,18 @@ class Claims:
         self._running = running
         self._outlooks = outlooks
         self._role = role
-        self._handlers = handlers
+        self._topics = topics
+        self._handler = handler
         self._begin = begin
         self._carry_out = carry_out
-        self._waiting = None if block_s is None else Waiting(store, running, block_s)
-        self._number = 0
+        self._backlog = Backlog(store, topics)
+        self._waiting = None if block_s is None else Waiting(store, running, self._backlog, block_s)
+        self._wait_s = 0.0 if block_s is None else WAITS_LONGER * block_s
+        self._turns: list[int] = []  #: shards that have yet to begin a round
         self._asking: int | None = None  #: the shard of the claim under way
         self._passed_by = False  #: something is due where this round has been already
+        self._making_room = False  #: for a job that has to run isolated
+        self._open_s: float | None = None  #: when what was left to others is open to everybody
 
     async def run_once(self) -> int:
         """
@@ -64,30 +74,48 @@ class Claims:
         """
         running, waiting = self._running, self._waiting
         self._passed_by = False
-        handlers = self._handlers()
-        wants = running.wants(handlers) if not self.stopping and not self._clogged() else []
-        if not wants:
-            if waiting is not None:
-                await waiting.for_change()
-            return 0
+        self._open_s = None
+        self._making_room = self._making_room and bool(running.runs)
+        if self.stopping or self._clogged() or self._making_room or not running.free:
+            return await self._wait_for_change()
+        broad = self._backlog.is_broad
+        if broad:
+            await self._backlog.refresh()
         limit = running.free
         started = 0
-        for shard in self._shard_order():
-            taken, unnamed = await self._claim(shard, wants, limit - started)
-            started += taken
-            if unnamed:
-                # Due jobs of topics that others serve: put them within reach of those.
-                await self._store.promote(shard, unnamed)
-            wants = running.wants(handlers)
-            if not wants or self.stopping:
+        for shard in self._shard_order(broad=broad):
+            wants = self._wants(shard, broad=broad)
+            if not wants:
+                if not broad:
+                    break
+                continue
+            started += await self._claim(shard, wants, limit - started, broad=broad)
+            if self.stopping or not running.free or self._making_room:
                 break
         if started < limit and not self.stopping and not self._passed_by and waiting is not None:
-            await waiting.for_work(tuple(want.topic for want in running.wants(handlers)))
+            topics = () if broad else tuple(want.topic for want in self._wants(0, broad=False))
+            if not topics and not broad:
+                return started + await self._wait_for_change()
+            left_s = None if self._open_s is None else self._open_s - time.monotonic()
+            await waiting.for_work(topics, left_s)
         return started
 
-    async def _claim(self, shard: int, wants: list[Want], limit: int) -> tuple[int, tuple[str, ...]]:
+    async def _wait_for_change(self) -> int:
+        if self._waiting is not None:
+            await self._waiting.for_change()
+        return 0
+
+    def _wants(self, shard: int, *, broad: bool) -> list[Want]:
         """
-        Claim, and start what came.
+        What can be taken now, of all topics or of those that have something.
+        """
+        names = self._backlog.choose(shard) if broad else self._topics()
+        handlers = (self._handler(topic) for topic in names)
+        return self._running.wants(handler for handler in handlers if handler is not None)
+
+    async def _claim(self, shard: int, wants: list[Want], limit: int, *, broad: bool) -> int:
+        """
+        Claim, and start what came; how many.
 
         Where a full batch came, the next is asked for before this one starts:
         the server works on it while this process runs handlers.
@@ -97,16 +125,16 @@ class Claims:
         started = 0
         self._asking = shard
         try:
-            asked, sent_s = self._ask(shard, wants, limit)
+            asked, sent_s = self._ask(shard, wants, limit, broad=broad)
             for more in range(CLAIMS_AHEAD, -1, -1):
                 claimed = await asked
-                self._outlooks[shard].note(claimed.look, sent_s)
+                self._note(shard, wants, claimed, sent_s)
                 runs = [self._begin(lease, sent_s) for lease in claimed.leases]
                 started += len(runs)
-                wants = running.wants(self._handlers()) if len(runs) >= PER_CALL and more else []
+                wants = self._wants(shard, broad=broad) if len(runs) >= PER_CALL and more else []
                 again = bool(wants) and not self.stopping and not self._clogged()
                 if again:
-                    asked, sent_s = self._ask(shard, wants, running.free)
+                    asked, sent_s = self._ask(shard, wants, running.free, broad=broad)
                 for run in runs:
                     if run is not None:
                         # Kept from being collected by the table of runs, which it leaves only at its end.
@@ -116,19 +144,31 @@ class Claims:
         finally:
             self._asking = None
             running.tell()
-        return started, claimed.look.unnamed
+        return started
 
-    def _ask(self, shard: int, wants: list[Want], limit: int) -> tuple[asyncio.Task[Claimed], float]:
-        self._number += 1
-        worker = self._running.worker
+    def _note(self, shard: int, wants: list[Want], claimed: Claimed, sent_s: float) -> None:
+        self._outlooks[shard].note(claimed.look, sent_s)
+        self._backlog.note(shard, (want.topic for want in wants), claimed.rest)
+        self._making_room = self._making_room or claimed.room
+        if claimed.open_s is not None:
+            open_s = time.monotonic() + claimed.open_s
+            self._open_s = open_s if self._open_s is None else min(self._open_s, open_s)
+
+    def _ask(
+        self, shard: int, wants: list[Want], limit: int, *, broad: bool
+    ) -> tuple[asyncio.Task[Claimed], float]:
+        running = self._running
         claim = self._store.claim(
             shard,
             wants,
-            worker=worker,
-            number=self._number,
+            worker=running.worker,
             limit=limit,
-            suspects=self._running.suspects == 0,
-            timer=worker,
+            half=running.half,
+            alone=not running.runs,
+            wait_s=self._wait_s,
+            looks=not broad,
+            broad=broad,
+            timer=running.worker,
             role=self._role,
         )
         return asyncio.get_running_loop().create_task(claim), time.monotonic()
@@ -145,7 +185,8 @@ class Claims:
         Claim from *shard* without waiting to be woken, where there is room as soon as there is some; False if
         no more is taken.
         """
-        if self.stopping:
+        if self.stopping or self._backlog.is_broad:
+            # With many topics it is told which ones have work once that is promoted.
             return False
         if self._running.free:
             # The answer of a claim under way there tells who asked, who may then ask again.
@@ -168,10 +209,18 @@ class Claims:
             return True
         return len(running.runs) >= OUTCOMES_PER_SLOT * running.concurrency + 100
 
-    def _shard_order(self) -> list[int]:
+    def _shard_order(self, *, broad: bool) -> list[int]:
+        if broad:
+            shards = self._backlog.shards()
+            random.shuffle(shards)
+            return shards
+        # Each begins a round once, in an order that chance has made: turns that are only counted stay in step
+        # with those of others, and somebody starves.
+        if not self._turns:
+            self._turns = random.sample(range(self._store.shards), self._store.shards)
+        first = self._turns.pop()
         shards = list(range(self._store.shards))
-        turn = self._number % len(shards)
-        return shards[turn:] + shards[:turn]
+        return shards[first:] + shards[:first]
 
 
 class Waiting:
@@ -179,9 +228,10 @@ class Waiting:
     The wait for work, or for a slot to do it in.
     """
 
-    def __init__(self, store: Store, running: Running, block_s: float) -> None:
+    def __init__(self, store: Store, running: Running, backlog: Backlog, block_s: float) -> None:
         self._store = store
         self._running = running
+        self._backlog = backlog
         self._block_s = block_s
         self._bell: asyncio.Task[bool] | None = None
         self._topics: tuple[str, ...] = ()  #: that the bell rings for
@@ -194,25 +244,26 @@ class Waiting:
         await asyncio.wait([change], timeout=self._block_s + 1)
         change.cancel()
 
-    async def for_work(self, topics: tuple[str, ...]) -> None:
+    async def for_work(self, topics: tuple[str, ...], at_most_s: float | None = None) -> None:
         """
         Wait until there may be work for *topics*, or a slot for others, or for a while.
+
+        No topics means all, of a worker that has too many to listen to each.
         """
-        if not topics:
-            await self.for_change()
-            return
         if self._bell is not None and self._topics != topics:
             # It may have taken a token already, so look once more before listening for these topics.
             self.hush()
             return
         room = self._running.room()
         if self._bell is None:
-            self._bell = asyncio.get_running_loop().create_task(self._store.wait(topics, self._block_s))
+            listen = self._store.wait(topics, self._block_s) if topics else self._backlog.wait(self._block_s)
+            self._bell = asyncio.get_running_loop().create_task(listen)
             self._topics = topics
         bell = self._bell
         # A slot that is freed does not end the listening: it would cost a connection each time.
         either: tuple[asyncio.Future[Any], ...] = (bell, room)
-        await asyncio.wait(either, timeout=self._block_s + 1, return_when=asyncio.FIRST_COMPLETED)
+        wait_s = self._block_s + 1 if at_most_s is None else max(0.0, at_most_s)
+        await asyncio.wait(either, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         if bell.done():
             self._bell = None
             if not bell.cancelled():

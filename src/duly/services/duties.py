@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from duly.services.auditor import Auditor
+from duly.services.libraries import Libraries
 from duly.services.pruner import Pruner
 from duly.services.recoverer import Recoverer
 from duly.services.timer import Timer, TimerBell
@@ -25,7 +26,7 @@ SELDOM_S = 15.0  #: duties that nobody waits for
 
 class Duties:
     """
-    Timers, recoverers, pruner and auditor of one process.
+    Timers, recoverers, pruner, auditor and care for libraries of one process.
     """
 
     def __init__(
@@ -63,13 +64,21 @@ class Duties:
             TimerBell(store, shard, outlook, listen_s=often_s) for shard, outlook in enumerate(outlooks)
         ]
         seldom_s = min(SELDOM_S, settings.stall_ms / 3000)
-        self._pruner, self._auditor = Pruner(store, every_s=seldom_s), Auditor(store, every_s=seldom_s)
+        self._libraries = Libraries(store, every_s=seldom_s)
+        self._pruner, self._auditor = (
+            Pruner(store, every_s=seldom_s),
+            Auditor(store, every_s=seldom_s, leads=lambda: outlooks[0].rank == 0),
+        )
 
     def services(self) -> list[tuple[str, Service]]:
         """
         Each by a name of its own: a shard's timer must not hide behind another's.
         """
-        services: list[tuple[str, Service]] = [("pruner", self._pruner), ("auditor", self._auditor)]
+        services: list[tuple[str, Service]] = [
+            ("pruner", self._pruner),
+            ("auditor", self._auditor),
+            ("libraries", self._libraries),
+        ]
         for shard, timer in enumerate(self.timers):
             services += (
                 (f"timer {shard}", timer),

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from duly.store import Look
 
 
+STAND_BY_S = 0.02  #: how much later each stand-by looks
+STANDS_BY = 2  #: the last of those that look at a due time at all
+
+
 class Outlook:
     """
     When the next job falls due and the next lease ends, on this process's monotonic clock.
@@ -23,12 +27,18 @@ class Outlook:
     def __init__(self) -> None:
         self.rank = 3
         self.peers = 0  #: other processes that work
+        self.foreign = False  #: what is due next is for other processes
         self.sent_s = 0.0  #: when the last look that succeeded was sent
         self.seen_s = 0.0  #: and when its answer was there
         self.server_ms = 0
         self._due_s: float | None = None
         self._told_s = 0.0  #: when that was told
         self._lease_s: float | None = None
+        self._mine_s: float | None = (
+            None  #: when to look by itself for what falls due of this process's topics
+        )
+        self._places: dict[str, int] = {}  #: of this process among those that look, by topic
+        self._check_s: float | None = None  #: when to see whether anybody came for what was made ready
         self._changed: asyncio.Future[bool] | None = None
 
     def note(self, look: Look, sent_s: float) -> None:
@@ -38,7 +48,7 @@ class Outlook:
         self.sent_s = sent_s
         self.seen_s = time.monotonic()
         self.server_ms = look.now_ms
-        self.rank, self.peers = look.rank, look.peers
+        self.rank, self.peers, self.foreign = look.rank, look.peers, look.foreign
         # Counted from the answer, not from the question: early would be a wasted wake-up.
         base = (sent_s + self.seen_s) / 2 - look.micros / 1_000_000
         due_s = None if look.next_due_ms is None else base + (look.next_due_ms - look.now_ms) / 1000
@@ -49,18 +59,59 @@ class Outlook:
         self._lease_s = (
             None if look.next_lease_ms is None else base + (look.next_lease_ms - look.now_ms) / 1000
         )
+        if look.places is not None:
+            self._places |= look.places
+            self._mine_s = None if look.look_ms is None else base + (look.look_ms - look.now_ms) / 1000
         self._tell()
 
-    def note_due(self, due_ms: int) -> None:
+    def note_due(self, due_ms: int, topic: str = "") -> None:
         """
-        Take over an earlier due time that the timer stream told of.
+        Take over an earlier due time of a topic that the timer stream told of.
         """
+        place = self._places.get(topic)
+        if place is not None and place <= STANDS_BY:
+            mine_s = self.seen_s + (due_ms - self.server_ms) / 1000 + STAND_BY_S * place
+            if self._mine_s is None or mine_s < self._mine_s:
+                self._mine_s = mine_s
+                self._tell()
         self._told_s = time.monotonic()
         # Before the first look the server's clock is not known: the next one will tell.
         due_s = self.seen_s + (due_ms - self.server_ms) / 1000 if self.seen_s else self._told_s
         if self._is_earlier(due_s):
             self._due_s = due_s
             self._tell()
+
+    def note_check(self, check_ms: int) -> None:
+        """
+        Take over when to see whether anybody came for what was made ready, by the server's clock.
+        """
+        if self.seen_s and check_ms > self.server_ms:
+            self._check_s = self.seen_s + (check_ms - self.server_ms) / 1000
+            self._tell()
+
+    def check_in_s(self) -> float | None:
+        """
+        Seconds until that time, None if there is none.
+        """
+        return None if self._check_s is None else self._check_s - time.monotonic()
+
+    def checked(self) -> None:
+        """
+        Forget that time.
+        """
+        self._check_s = None
+
+    def mine_in_s(self) -> float | None:
+        """
+        Seconds until this process should claim by itself what falls due, None if there is no such time.
+        """
+        return None if self._mine_s is None else self._mine_s - time.monotonic()
+
+    def looked(self) -> None:
+        """
+        Forget that time: a claim that is under way tells the next.
+        """
+        self._mine_s = None
 
     def due_in_s(self) -> float | None:
         """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from duly.job import JobState
+from duly.job import JobState, Lane
 from duly.outcome import Ack, Buried, RetryLater
 from duly.record.runs import EndedRun
 from duly.store import Want
@@ -121,7 +121,8 @@ class Running:
         self.worker = worker  #: whose they are
         self.runs: dict[str, Run] = {}
         self.free = concurrency
-        self.suspects = 0
+        self._halves = [0, 0]  #: suspects of each half of the groups that crashed together
+        self._isolated = 0  #: runs beside which nothing else may run
         self._of_topic: dict[str, int] = {}
         self.meter: Metrics | None = None
         self.outcomes: Outcomes | None = None  #: where the record is told, if there is one
@@ -132,14 +133,32 @@ class Running:
         """
         What can be taken now: never more than there are free slots.
         """
-        wants = []
+        wants: list[Want] = []
+        if self._isolated:
+            return wants
         for handler in handlers:
             free = self.free
             if handler.concurrency is not None:
                 free = min(free, handler.concurrency - self._of_topic.get(handler.topic, 0))
             if free > 0:
-                wants.append(Want(handler.topic, free, handler.ttr_ms))
+                wants.append(Want(handler.topic, free, handler.ttr_ms, handler.run_in == "process"))
         return wants
+
+    @property
+    def half(self) -> str:
+        """
+        The half of groups that crashed together of which suspects run here, "" if none do.
+        """
+        if not any(self._halves):
+            return ""
+        return "0" if self._halves[0] >= self._halves[1] else "1"
+
+    def _count_suspect(self, run: Run, change: int) -> None:
+        match run.lease.lane:
+            case Lane.suspect:
+                self._halves[run.lease.half] += change
+            case Lane.isolated if run.handler.run_in != "process":
+                self._isolated += change
 
     def begin(self, run: Run) -> None:
         """
@@ -154,7 +173,7 @@ class Running:
         self.free -= 1
         self._of_topic[topic] = self._of_topic.get(topic, 0) + 1
         if run.lease.crashes:
-            self.suspects += 1
+            self._count_suspect(run, 1)
         if self.meter is not None:
             self.meter.claimed(run)
 
@@ -170,7 +189,7 @@ class Running:
         self.free += 1
         self._of_topic[run.lease.key.topic] -= 1
         if run.lease.crashes:
-            self.suspects -= 1
+            self._count_suspect(run, -1)
         if self._room is not None and (run.lease.crashes or run.handler.concurrency is not None):
             self._make_room()
         if self._told:

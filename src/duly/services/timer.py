@@ -11,7 +11,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from duly.store import PER_CALL
+from duly.services.outlook import STAND_BY_S, STANDS_BY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,11 +21,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("duly.timer")
 
-STAND_BY_S = 0.02  #: how much later each stand-by looks
 ROOM_S = 0.25  #: how long the only worker may take to have room
 STAYS_S = 3.0  #: how long what is due may stand in line for the next claim of the only worker
 SCAN_SLACK = 1.25
-STANDS_BY = 2  #: the last rank that looks at the due time at all
 
 
 class Timer:
@@ -68,41 +66,68 @@ class Timer:
         due_in_s = outlook.due_in_s()
         if due_in_s is not None and outlook.rank <= STANDS_BY:
             sleep_s = min(sleep_s, due_in_s + STAND_BY_S * outlook.rank)
+        mine_in_s = outlook.mine_in_s()
+        if mine_in_s is not None:
+            sleep_s = min(sleep_s, mine_in_s)
+        check_in_s = outlook.check_in_s()
+        if check_in_s is not None and outlook.rank <= STANDS_BY:
+            sleep_s = min(sleep_s, check_in_s + STAND_BY_S * outlook.rank)
         if self._again_s is not None:
             sleep_s = min(sleep_s, self._again_s - time.monotonic())
         if sleep_s > 0 and await outlook.changed(sleep_s):
             return 0
+        mine_in_s = outlook.mine_in_s()
+        if mine_in_s is not None and mine_in_s <= 0:
+            outlook.looked()
+            if self._claim():
+                # What it takes starts a step earlier than if somebody promoted it.
+                return 0
         again = self._again_s is not None and self._again_s <= time.monotonic()
         if again:
             self._again_s = None
+        check_in_s = outlook.check_in_s()
+        check = check_in_s is not None and check_in_s <= 0
+        if check:
+            outlook.checked()
+            if self._claim():
+                # What nobody came for may be for this process itself; whatever is left is for others.
+                await outlook.changed(STAND_BY_S)
+            return await self._promote_and_look_again(check=True)
         # A claim promotes what it cannot take, and what it takes starts a step earlier: also a full worker is
         # given a moment, and one that claims all the time some more.  Where other processes work, too, the
         # first promotes, which wakes them in turn; but the one that was woken may have died, so whoever looks
         # after that claims what is still there.
         overdue_s = -(outlook.due_in_s() or 0.0)
         if (
-            overdue_s < STAYS_S
+            not outlook.foreign
+            and overdue_s < STAYS_S
             and (again or outlook.rank or not outlook.peers)
             and self._claim()
             and await outlook.changed(STAND_BY_S if outlook.peers else ROOM_S)
         ):
             return 0
-        moved = await self.promote()
-        if moved and outlook.peers:
+        return await self._promote_and_look_again(check=again)
+
+    async def _promote_and_look_again(self, *, check: bool) -> int:
+        moved = await self.promote(check=check)
+        if moved and self._outlook.peers:
             self._again_s = time.monotonic() + (STANDS_BY + 1) * STAND_BY_S
         return moved
 
-    async def promote(self) -> int:
+    async def promote(self, *, check: bool = False) -> int:
         """
-        Promote what is due now; how many jobs that were.
+        Promote what is due now, with *check* also wake workers again for what is ready; how many jobs.
         """
         moved = 0
         while True:
             sent_s = time.monotonic()
-            look = await self._store.promote(self._shard, timer=self._name, role=self._role)
+            look = await self._store.promote(self._shard, timer=self._name, role=self._role, check=check)
+            check = False
             self._outlook.note(look, sent_s)
-            moved += look.moved
-            if look.moved < PER_CALL and not look.unnamed:
+            moved += look.moved + len(look.rewoken)
+            mine_in_s = self._outlook.mine_in_s()
+            # What others are to run must not keep this process from its own.
+            if not (look.more or look.unnamed) or (mine_in_s is not None and mine_in_s <= 0):
                 return moved
 
 
@@ -116,6 +141,7 @@ class TimerBell:
     def __init__(self, store: Store, shard: int, outlook: Outlook, *, listen_s: float = 5.0) -> None:
         self._store = store
         self._listen_s = listen_s
+        self._shard = shard
         self._key = store.keys[shard].fixed["timer"]
         self._outlook = outlook
         # The newest entry is heard first, however old: it may be newer than the first look of this process.
@@ -131,7 +157,7 @@ class TimerBell:
             *(
                 "XREAD",
                 "COUNT",
-                10,
+                100,
                 "BLOCK",
                 max(1, int(self._listen_s * 1000)),
                 "STREAMS",
@@ -143,5 +169,11 @@ class TimerBell:
         if reply:
             for entry, fields in reply[0][1]:
                 self._last = entry
-                self._outlook.note_due(int(float(fields[1])))
+                told = dict(zip(fields[::2], fields[1::2], strict=True))
+                dues = told[b"dues"].decode().split()
+                self._store.expect_due(self._shard, dues[::2])
+                for topic, due_ms in zip(dues[::2], dues[1::2], strict=True):
+                    self._outlook.note_due(int(float(due_ms)), topic)
+                if told[b"check_ms"]:
+                    self._outlook.note_check(int(told[b"check_ms"]))
         return 0

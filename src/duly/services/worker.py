@@ -27,9 +27,9 @@ from duly.services.saving import give_back, save
 from duly.services.telling import tell_failure, tell_release
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Collection, Coroutine
 
-    from duly.handlers import Handler, Handlers
+    from duly.handlers import Handlers
     from duly.hooks import Hooks
     from duly.job import Lease
     from duly.outcome import Outcome
@@ -101,7 +101,8 @@ class Worker:
             outlooks,
             role=role,
             block_s=block_s,
-            handlers=self._my_handlers,
+            topics=self._my_topics,
+            handler=handlers.get,
             begin=self._begin,
             carry_out=self._run,
         )
@@ -135,10 +136,10 @@ class Worker:
         """
         return self._claims.now(shard)
 
-    def _my_handlers(self) -> list[Handler[..., Any]]:
-        topics = self._handlers.topics() if self._topics is None else self._topics
-        found = (self._handlers.get(topic) for topic in topics)
-        return [handler for handler in found if handler is not None]
+    def _my_topics(self) -> Collection[str]:
+        if self._topics is None:
+            return self._handlers.topics()
+        return [topic for topic in self._topics if self._handlers.get(topic) is not None]
 
     # -- running ------------------------------------------------------------------------------------------
 
@@ -309,7 +310,7 @@ class Worker:
             {
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
-                "topics": [handler.topic for handler in self._my_handlers()],
+                "topics": list(self._my_topics()),
                 "concurrency": self.running.concurrency,
                 "running": len(self.running.runs),
                 "claimed": self.claimed,

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 ID_PATTERN = r"^[A-Za-z0-9._~:@=+-]+$"
 ID_CHARS = 200
 REQUEST_BYTES = 6
+RUN_BYTES = 3  #: of those, as in enqueue.lua
 
 #: Columns that make a row unusual: what they say is packed by the code that all senders share.
 _UNUSUAL = ("ttr", "max_attempts", "context", "callback", "reply_to")
@@ -219,13 +220,18 @@ def arguments(packed: bytes) -> list[bytes]:
 def requests(run: str, task: str, first: int, count: int) -> NDArray[np.uint8]:
     """
     Six bytes for each row of a run, by its place: a task that is run again makes the same ones.
+
+    The first three are those of the run: its own rows may replace each other.
     """
     digest = hashlib.blake2b(f"{run}/{task}".encode(), digest_size=8).digest()
     mixed = np.arange(first, first + count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed += np.uint64(int.from_bytes(digest))
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    return np.ascontiguousarray(mixed.astype(">u8").view(np.uint8).reshape(count, 8)[:, :REQUEST_BYTES])
+    found = np.ascontiguousarray(mixed.astype(">u8").view(np.uint8).reshape(count, 8)[:, :REQUEST_BYTES])
+    of_run = hashlib.blake2b(run.encode(), digest_size=RUN_BYTES).digest()
+    found[:, :RUN_BYTES] = np.frombuffer(of_run, np.uint8)
+    return found
 
 
 def _good_topics(topics: pa.DictionaryArray) -> NDArray[np.bool_]:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from duly.due import due_scores, pages_behind, scheduled_topics
 from duly.job import JobState, Lane
 from duly.keys import ShardKeys
 from duly.records import worker_id
 from duly.spark.columns import JOBS, arrow
 from duly.spark.rows import arrays_of, row_of
 from duly.spark.sending import Loop
-from duly.views import CANARY, members_behind, place_of
+from duly.views import CANARY, place_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -56,7 +57,7 @@ class Part:
     index: str = ""
     low: float = -math.inf
     high: float = math.inf  #: exclusive
-    topic: str = ""
+    topics: tuple[str, ...] = ()  #: whose scheduled or ready jobs it reads
     slot: int = 0  #: of `slots`, a power of two
     slots: int = 1
 
@@ -74,21 +75,51 @@ async def parts_of(
     """
     parts: list[Part] = []
     for shard in range(shards):
-        keys = ShardKeys(options.namespace, shard).fixed
+        shard_keys = ShardKeys(options.namespace, shard)
+        keys = shard_keys.fixed
         if states is None:
             size = await link.call("HLEN", keys["jobs"])
             slots = 1 << max(0, min(size // SPLIT, options.ranges)).bit_length() - 1 if size >= SPLIT else 1
             parts += [Part(shard, slot=slot, slots=slots) for slot in range(slots)]
             continue
-        for index in sorted({INDEX[state.name] for state in states} - {""}):
+        for index in sorted({INDEX[state.name] for state in states} - {"", "due"}):
             own = tuple(int(state) for state in sorted(states) if INDEX[state.name] == index)
-            low, high = due_ms if index == "due" else (-math.inf, math.inf)
-            for start, end in await _ranges(link, keys[index], options.ranges, low, high):
+            for start, end in await _ranges(link, keys[index], options.ranges, -math.inf, math.inf):
                 parts.append(Part(shard, own, index, start, end))
+        if JobState.scheduled in states:
+            named = await scheduled_topics(link, shard_keys)
+            chosen = [name for name in named if topics is None or name in topics]
+            parts += await _scheduled_parts(link, shard_keys, chosen, options.ranges, due_ms)
         if JobState.ready in states:
             names = {name.decode().partition(":")[0] for name in await link.call("HKEYS", keys["topics"])}
             for topic in sorted(names if topics is None else names & topics):
-                parts.append(Part(shard, (int(JobState.ready),), topic=topic))
+                parts.append(Part(shard, (int(JobState.ready),), topics=(topic,)))
+    return parts
+
+
+async def _scheduled_parts(
+    link: Link, keys: ShardKeys, topics: list[str], most: int, due_ms: tuple[float, float]
+) -> list[Part]:
+    """
+    Topics with many scheduled jobs in ranges of their own, those with few together.
+    """
+    states = (int(JobState.scheduled),)
+    parts: list[Part] = []
+    few: list[str] = []
+    together = 0
+    for topic in topics:
+        size = await link.call("ZCARD", keys.due(topic))
+        if size >= SPLIT:
+            for start, end in await _ranges(link, keys.due(topic), most, *due_ms):
+                parts.append(Part(keys.shard, states, "due", start, end, (topic,)))
+            continue
+        few.append(topic)
+        together += size
+        if together >= SPLIT:
+            parts.append(Part(keys.shard, states, "due", *due_ms, tuple(few)))
+            few, together = [], 0
+    if few:
+        parts.append(Part(keys.shard, states, "due", *due_ms, tuple(few)))
     return parts
 
 
@@ -132,10 +163,10 @@ async def _rows(
     link: Link, options: ScanOptions, part: Part, topics: set[str] | None, make: Maker
 ) -> AsyncIterator[list[Row]]:
     shard = ShardKeys(options.namespace, part.shard)
-    if part.topic:
-        pages = _ready(link, shard, part, options.page)
-    elif part.index:
+    if part.index:
         pages = _indexed(link, shard, part, options.page)
+    elif part.topics:
+        pages = _ready(link, shard, part, options.page)
     else:
         pages = _all(link, shard, part, options.page)
     told = await link.call("HKEYS", ShardKeys(options.namespace, 0).fixed["workers"])
@@ -186,20 +217,22 @@ def first_cursor(slot: int, slots: int) -> int:
 
 
 async def _indexed(link: Link, shard: ShardKeys, part: Part, page: int) -> AsyncIterator[Found]:
-    place = f"{part.low} "
-    while True:
-        found = await members_behind(link, shard.fixed[part.index], place, page)
-        yield [(member, None) for member, score in found if float(score) < part.high]
-        if len(found) < page or float(found[-1][1]) >= part.high:
-            return
-        place = place_of(*found[-1])
+    for index in [shard.due(topic) for topic in part.topics] or [shard.fixed[part.index]]:
+        place = f"{part.low} "
+        while True:
+            [found] = await pages_behind(link, [index], place, page)
+            yield [(member, None) for member, score in found if float(score) < part.high]
+            if len(found) < page or float(found[-1][1]) >= part.high:
+                break
+            place = place_of(*found[-1])
 
 
 async def _ready(link: Link, shard: ShardKeys, part: Part, page: int) -> AsyncIterator[Found]:
+    [topic] = part.topics
     for lane in Lane:
         after = "-"
         while True:
-            entries = await link.call("XRANGE", shard.stream(part.topic, lane), after, "+", "COUNT", page)
+            entries = await link.call("XRANGE", shard.stream(topic, lane), after, "+", "COUNT", page)
             yield [(fields[1], None) for _, fields in entries]
             if len(entries) < page:
                 break
@@ -251,11 +284,13 @@ async def _about(link: Link, shard: ShardKeys, there: list[tuple[bytes, bytes]])
         (1, "HMGET", "bodies", apart),
         (2, "HMGET", "outcomes", begun),
         (3, "HMGET", "progress", begun),
-        (4, "ZMSCORE", "due", scheduled),
         (5, "ZMSCORE", "leases", running),
     ):
         if places:
             values = await link.call(command, shard.fixed[key], *(members[at] for at in places))
             for at, value in zip(places, values, strict=True):
                 about[at][slot] = value or b""
+    scores = await due_scores(link, shard, [members[at] for at in scheduled])
+    for at in scheduled:
+        about[at][4] = scores[members[at]] or b""
     return about

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from duly.due import due_scores
 from duly.job import moment
 from duly.keys import ShardKeys
 from duly.records import OPTIONS, read
@@ -39,7 +40,7 @@ class Planner:
     ) -> None:
         self.tally = Tally()
         self._loop = loop
-        self._keys = [ShardKeys(namespace, shard).fixed for shard in range(shards)]
+        self._keys = [ShardKeys(namespace, shard) for shard in range(shards)]
         self._on_conflict = on_conflict
         self._refuse = refuse
         self._seen: set[bytes] = set()
@@ -65,11 +66,12 @@ class Planner:
 
     async def _look(self, chunk: Chunk, members: list[bytes]) -> list[tuple[Record | None, int, bytes]]:
         keys, link = self._keys[chunk.shard], self._loop.link
-        records = await link.call("HMGET", keys["jobs"], *members)
-        scores = await link.call("ZMSCORE", keys["due"], *members)
-        bodies = await link.call("HMGET", keys["bodies"], *members)
+        records = await link.call("HMGET", keys.fixed["jobs"], *members)
+        scores = await due_scores(link, keys, members)
+        bodies = await link.call("HMGET", keys.fixed["bodies"], *members)
         found: list[tuple[Record | None, int, bytes]] = []
-        for record, score, apart in zip(records, scores, bodies, strict=True):
+        for member, record, apart in zip(members, records, bodies, strict=True):
+            score = scores[member]
             if record is None:
                 found.append((None, 0, b""))
                 continue
@@ -118,15 +120,12 @@ def _same(parcel: Parcel, place: int, old: Record, due_ms: int, body: bytes) -> 
         return False
     start = REQUEST_BYTES
     if options:
-        if OPTIONS.unpack_from(rest, start) != (
-            old.expires_ms,
-            old.ttr_ms,
-            old.retain_s,
-            old.max_crashes,
-            old.envelope_bytes,
-        ):
+        *asked, size = OPTIONS.unpack_from(rest, start)
+        body_at = start + OPTIONS.size + size
+        stands = [old.expires_ms, old.ttr_ms, old.retain_s, old.max_crashes, old.envelope_bytes]
+        if asked != stands or rest[start + OPTIONS.size : body_at] != old.parts:
             return False
-        start += OPTIONS.size
+        start = body_at
     return bool(rest[start:] == body)
 
 

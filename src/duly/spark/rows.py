@@ -41,8 +41,8 @@ def row_of(member: bytes, about: Sequence[bytes], workers: Mapping[bytes, str], 
         mark, revision, _ = BASE.unpack_from(record)
         at = BASE.size
     if mark & 32:
-        expires_ms, ttr_ms, _, _, envelope_bytes = OPTIONS.unpack_from(record, at)
-        at += OPTIONS.size
+        expires_ms, ttr_ms, _, _, envelope_bytes, size = OPTIONS.unpack_from(record, at)
+        at += OPTIONS.size + size
     body = apart if mark >= 128 else record[at:]
     envelope = _envelope(body[:envelope_bytes]) if envelope_bytes else _NO_ENVELOPE
     topic, _, id_ = member.decode().partition("/")

@@ -23,7 +23,7 @@ from duly.spark.tally import Tally
 from duly.wire import Packed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
     from concurrent.futures import Future
 
     from numpy.typing import NDArray
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 IN_FLIGHT = 4
 CALL_JOBS = 250  #: of one call: about 3 ms of the server's time, as for every other sender
+CHANGED = "the job was changed by others since the run began"
 TAKEN = "a job with this id exists already"
 PATIENCE_S = 30.0  #: a task that fails is begun anew, so a server that restarts is waited for
 
@@ -113,8 +114,13 @@ class Sender:
         refuse: Callable[[Parcel, dict[int, str]], None],
         pace: Callable[[int], Coroutine[Any, Any, None]] | None = None,
         now: Callable[[], int] | None = None,
+        seen: Sequence[int] | None = None,
     ) -> None:
+        """
+        Prepare: *seen* are the numbers that the shards had when the run began, if it may replace jobs.
+        """
         self.tally = Tally()
+        self._seen = seen
         self._loop = loop
         self._now = now  #: of a test clock
         self._keys = [ShardKeys(namespace, shard) for shard in range(shards)]
@@ -153,7 +159,9 @@ class Sender:
             names += keys.lanes(topic)
         head = ("FCALL", library().function("enqueue"), len(names), *names)
         now_ms = "" if self._now is None else self._now()
-        words: Any = (*head, now_ms, new_nonce(), len(chunk.topics), *chunk.topics)
+        # A task may repeat minutes later what another began: see lib/requests.lua.
+        repeats = (0, 0, "0") if self._seen is None else (0, self._seen[chunk.shard], "2")
+        words: Any = (*head, now_ms, new_nonce(), *repeats, len(chunk.topics), *chunk.topics)
         packed: bytes = pack_command(words)
         return b"*%d%b" % (len(words) + 3 * len(chunk.places), packed[packed.index(b"\r") :])
 
@@ -174,6 +182,8 @@ class Sender:
                     self.tally.replaced += 1
                 case b"exists":
                     refused[int(chunk.places[at])] = TAKEN
+                case b"unknown":
+                    refused[int(chunk.places[at])] = CHANGED
                 case _:
                     refused[int(chunk.places[at])] = "the topic is at its backlog limit"
         if refused:

@@ -14,6 +14,7 @@ import msgspec
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from duly.keys import ShardKeys
 from duly.runs import Runs
 from duly.spark.packing import Packer, requests
 from duly.spark.plan import Planner
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from duly.connection import Link
     from duly.spark.options import WriteOptions
     from duly.spark.packing import Parcel
 
@@ -50,6 +52,7 @@ class _Writing:
         self.options = options
         self.shards = shards
         self.began_s = time.time()
+        self.seen: list[int] | None = None  #: the number that each shard had come to by then
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """
@@ -61,7 +64,7 @@ class _Writing:
         task = TaskContext.get()
         # A stage is one batch of a stream; a task that is run again has the same place in it.
         place = f"{task.stageId()}/{task.partitionId()}" if task else ""
-        return Written(enqueue_rows(self.options, self.shards, iterator, place))
+        return Written(enqueue_rows(self.options, self.shards, iterator, place, self.seen))
 
     def tell(self, messages: Sequence[WriterCommitMessage | None], error: str | None = None) -> None:
         """
@@ -96,6 +99,15 @@ class JobWriter(_Writing, DataSourceArrowWriter):
     Of a batch.
     """
 
+    def __init__(self, options: WriteOptions, shards: int) -> None:
+        super().__init__(options, shards)
+        if options.on_conflict == "replace" and not options.plan and not options.record:
+            loop = Loop(options.url)
+            try:
+                self.seen = loop.call(_sequences(loop.link, options.namespace, shards))
+            finally:
+                loop.close()
+
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """
         Tell how it went.
@@ -127,9 +139,22 @@ class JobStreamWriter(_Writing, DataSourceStreamArrowWriter):
         self.tell(messages, "some tasks failed; start the query again: what was accepted is not added twice")
 
 
-def enqueue_rows(options: WriteOptions, shards: int, batches: Iterator[pa.RecordBatch], place: str) -> Tally:
+async def _sequences(link: Link, namespace: str, shards: int) -> list[int]:
+    metas = [ShardKeys(namespace, shard).fixed["meta"] for shard in range(shards)]
+    return [int(await link.call("HGET", meta, "sequence") or 0) for meta in metas]
+
+
+def enqueue_rows(
+    options: WriteOptions,
+    shards: int,
+    batches: Iterator[pa.RecordBatch],
+    place: str,
+    seen: Sequence[int] | None = None,
+) -> Tally:
     """
     Enqueue rows, or with `plan` only see what would become of them.
+
+    With *seen* no row replaces a job that others changed since.
 
     Raises:
         UsageError: A row was not accepted, and such rows are to fail the write.
@@ -163,7 +188,7 @@ def enqueue_rows(options: WriteOptions, shards: int, batches: Iterator[pa.Record
         elif options.plan:
             way = Planner(loop, options.namespace, shards, options.on_conflict, refuse)
         else:
-            way = Sender(loop, options.namespace, shards, refuse, paced)
+            way = Sender(loop, options.namespace, shards, refuse, paced, seen=seen)
         first = 0
         for batch in batches:
             parcel = packer.pack(batch, requests(options.run, place, first, batch.num_rows))

@@ -12,6 +12,7 @@ from duly.errors import (
     JobExists,
     JobNotFound,
     LeaseLost,
+    OutcomeUnknown,
     QueueFull,
 )
 from duly.job import JobKey, JobState, Lease, Placed
@@ -56,6 +57,8 @@ def placed_of(key: JobKey, answer: bytes) -> Placed | DulyError:
     match word:
         case "exists":
             return JobExists(f"{key} exists already, {JobState(int(state)).name}")
+        case "unknown":
+            return _unknown(key)
         case "full":
             return QueueFull(f"topic {key.topic} is at its backlog limit; {key} was not stored")
     return Placed(key, word, int(revision), int(float(due_ms)), JobState(int(state)))  # type: ignore[arg-type]  # one of its words
@@ -69,15 +72,33 @@ def hydrated_of(key: JobKey, answer: bytes) -> Hydrated:
     return Hydrated(key, word, int(revision), JobState(int(state)))  # type: ignore[arg-type]  # as the script says
 
 
-def cancelled_of(word: bytes) -> JobState | Accepted | None:
+def _unknown(key: JobKey) -> OutcomeUnknown:
+    """
+    What to say of a call that arrived, maybe again, when it was remembered no more.
+    """
+    return OutcomeUnknown(
+        f"{key} was changed since this call was first sent, which may have been made then: look at the job, "
+        "and call again if need be"
+    )
+
+
+def cancelled_of(key: JobKey, word: bytes) -> JobState | Accepted | None:
     """
     What cancel.lua said of a job.
+
+    Raises:
+        Conflict: Another revision of it stands.
+        OutcomeUnknown: The call is older than what is remembered of calls, and the job was changed since.
     """
     match word:
         case b"gone":
             return None
         case b"accepted":
             return "accepted"
+        case b"conflict":
+            raise Conflict(f"another revision of {key} stands: it is not cancelled")
+        case b"unknown":
+            raise _unknown(key)
     return JobState(int(word.split()[0]))
 
 
@@ -87,10 +108,13 @@ def moved_of(key: JobKey, answer: bytes, word: Literal["rescheduled", "requeued"
 
     Raises:
         JobNotFound: There is none.
-        Conflict: It is in no state for that.
+        Conflict: It is in no state for that, or another revision stands.
+        OutcomeUnknown: See `cancelled_of`.
     """
     said, revision, due_ms, state = answer.decode().split(" ")
     match said:
+        case "unknown":
+            raise _unknown(key)
         case "gone":
             msg = f"there is no job {key}"
             raise JobNotFound(msg)

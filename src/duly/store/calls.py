@@ -5,7 +5,8 @@ The call itself: a script on one shard, its keys declared, and what the server a
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+import time
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from duly.errors import OutcomeUnknown, ServerUnsuitable, StoreUnavailable
 from duly.group import MAX_JOBS, chunks
@@ -24,6 +25,22 @@ if TYPE_CHECKING:
 log = logging.getLogger("duly.store")
 
 Answer = TypeVar("Answer")
+
+
+class Heard(NamedTuple):
+    """
+    What a client last heard of a shard.
+    """
+
+    server_ms: int
+    at_s: float  #: on the monotonic clock
+    seen: int  #: the highest of its numbers
+
+    def now_ms(self) -> int:
+        """
+        What the server's clock says by now, as far as is known here.
+        """
+        return self.server_ms + int((time.monotonic() - self.at_s) * 1000)
 
 
 class Calls:
@@ -58,6 +75,7 @@ class Calls:
         self.generation: Callable[[], int | None] = lambda: None  #: the one that was agreed on
         self._now = now
         self._fixed: dict[tuple[str, int], tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        self._heard: dict[int, Heard] = {}  #: by shard
 
     async def create(self) -> None:
         """
@@ -148,6 +166,24 @@ class Calls:
             raise ServerUnsuitable(self.needs_record()) from error
         else:
             await self.agree()
+
+    async def _sent(self, shard: int) -> dict[str, Any]:
+        """
+        When a call to a shard is sent for the first time, and what its sender has seen: see lib/requests.lua.
+        """
+        heard = self._heard.get(shard)
+        if heard is None:
+            seconds, micros = await self.link.call("TIME")
+            seen = await self.link.call("HGET", self.keys[shard].fixed["meta"], "sequence")
+            heard = self._hear(shard, int(seconds) * 1000 + int(micros) // 1000, int(seen or 0))
+        return {"sent_ms": self.now_ms(heard.now_ms()), "seen": heard.seen}
+
+    def _hear(self, shard: int, server_ms: int, seen: int) -> Heard:
+        """
+        Take over what a shard's answer said of its clock and its numbers.
+        """
+        heard = self._heard[shard] = Heard(server_ms, time.monotonic(), seen)
+        return heard
 
     def _shard(self, key: JobKey) -> int:
         return shard_of(key.topic, key.id, self.shards)

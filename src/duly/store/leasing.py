@@ -16,7 +16,7 @@ from duly.store.packing import MAX_MS
 from duly.store.values import CLAIM_BYTES, PER_CALL, Claimed, Ending, Finish, Look
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
     from duly.job import JobKey, Lease
     from duly.store.values import Want
@@ -41,9 +41,12 @@ class Leasing(Calls):
         wants: Sequence[Want],
         *,
         worker: str,
-        number: int,
         limit: int = PER_CALL,
-        suspects: int = 1,
+        half: str = "",
+        alone: bool = True,
+        wait_s: float = 0.0,
+        looks: bool = False,
+        broad: bool = False,
         callbacks: bool = False,
         timer: str = "",
         role: str = "auto",
@@ -52,27 +55,34 @@ class Leasing(Calls):
         """
         Lease ready jobs: at most the free slots of each topic, at most *limit* together.
 
-        At most *suspects* of them have a crash behind them.
+        *half* is that of a group that crashed together, "0" or "1", of which the worker runs jobs already;
+        *alone* says that it runs nothing at all, and so may take a job that has to run isolated.
+        *wait_s* is how long it waits for more if slots stay free: what comes next is divided among workers
+        that wait.  With *looks* it looks by itself when a job falls due meanwhile.
+        *broad* says that it has more topics than it names here.
         With *callbacks* those that are to be delivered, and no others; without, all others.
         With *lease_ms* the leases have that length, and no grace beyond the time to run.
-        The same worker and number again, after a lost reply, brings the same leases.
+        After a lost reply the same call is sent again, and brings the same leases.
         """
         length_ms, grace_ms = (self.lease_ms, self.grace_ms) if lease_ms is None else (lease_ms, 0)
         args: list[Any] = []
-        for want in wants:
-            args += want
+        for topic, free, ttr_ms, own_process in wants:
+            args += (topic, free, ttr_ms, "1" if own_process else "0")
         fixed = {
             "nonce": new_nonce(),
             "worker": worker,
             "worker_id": worker_id(worker),
-            "number": number,
             "again": "0",
             "lease_ms": length_ms,
             "grace_ms": grace_ms,
             "limit": min(limit, PER_CALL),
             "max_bytes": CLAIM_BYTES,
-            "suspects": int(suspects),
-            "callbacks": "1" if callbacks else "0",
+            "half": half,
+            "alone": "1" if alone else "0",
+            "wait_ms": round(wait_s * 1000),
+            "looks_itself": "1" if looks else "0",
+            "broad": "1" if broad else "0",
+            "delivers": "1" if callbacks else "0",
             "keep_ms": self.keeping.done_ms,
             "name": timer,
             "role": role,
@@ -80,11 +90,19 @@ class Leasing(Calls):
         }
         topics = [want.topic for want in wants]
         answer = await self._run("claim", shard, topics, fixed, args, again={"again": "1"})
-        now_ms, next_due, next_lease, rank, peers, unnamed, resumed, leased, long, micros = answer
-        behind = tuple(name.decode() for name in unnamed)
-        look = Look(now_ms, 0, ms_of(next_due), ms_of(next_lease), rank, peers, behind, micros)
+        now_ms, next_due, foreign, next_lease, rank, peers, open_ms, look_ms, places, *more = answer
+        room, resumed, leased, long, micros, rest = more
+        mine = dict(zip((want.topic for want in wants), places, strict=True))
+        look = Look(
+            *(now_ms, 0, ms_of(next_due), ms_of(next_lease), rank, peers),
+            foreign=foreign == b"1",
+            look_ms=ms_of(look_ms),
+            places=mine,
+            micros=micros,
+        )
+        open_s = None if open_ms == b"" else max(0.0, (int(open_ms) - now_ms) / 1000)
         if not leased:
-            return Claimed([], look)
+            return Claimed([], look, open_s, room == b"1", tuple(topic.decode() for topic in rest))
         terms = Terms(shard, now_ms, length_ms, grace_ms)
         about = {
             want.topic.encode(): (want.ttr_ms, int(paused))
@@ -97,7 +115,7 @@ class Leasing(Calls):
             ttr_ms, resumed_ms = about[member[: member.index(b"/")]]
             body = apart.get(member, b"") if apart else b""
             leases.append(lease_of(member, leased[at + 1], body, ttr_ms, resumed_ms, terms))
-        return Claimed(leases, look)
+        return Claimed(leases, look, open_s, room == b"1", tuple(topic.decode() for topic in rest))
 
     async def wait(self, topics: Iterable[str], seconds: float) -> bool:
         """
@@ -108,6 +126,37 @@ class Leasing(Calls):
         # The server's own time limit is only a bound: it is coarse, and nothing depends on when it ends.
         reply = await self.link.call("BLPOP", *keys, max(seconds, 0.01), timeout_s=seconds + 5)
         return reply is not None
+
+    async def ready_topics(self, shard: int, page: int) -> AsyncIterator[list[str]]:
+        """
+        The topics of a shard with ready or due jobs, page by page.
+        """
+        fixed, cursor = self.keys[shard].fixed, b"0"
+        while True:
+            cursor, found = await self.link.call("SSCAN", fixed["ready_topics"], cursor, "COUNT", page)
+            yield [topic.decode() for topic in found]
+            if cursor == b"0":
+                return
+
+    async def wait_broadly(
+        self, places: Sequence[bytes], seconds: float
+    ) -> list[tuple[int, bytes, list[str]]]:
+        """
+        Wait until topics are made ready, at most *seconds*: for each shard its next place, and their names.
+
+        *places* are those of the answer before, one for each shard.
+        """
+        streams = [keys.fixed["woken_topics"] for keys in self.keys]
+        told = await self.link.call(
+            *("XREAD", "BLOCK", max(1, round(seconds * 1000)), "STREAMS", *streams, *places),
+            timeout_s=seconds + 5,
+        )
+        shards = {stream.encode(): shard for shard, stream in enumerate(streams)}
+        found = []
+        for stream, entries in told or ():
+            names = [name for _, (_, some) in entries for name in some.decode().split()]
+            found.append((shards[stream], entries[-1][0], names))
+        return found
 
     async def extend(self, shard: int, leases: Sequence[Lease], *, lease_ms: int | None = None) -> list[bool]:
         """
@@ -219,7 +268,9 @@ class Leasing(Calls):
             fixed["keep_ms"] = self.keeping.done_ms
         elif verb == "bury":
             fixed["keep_ms"] = self.keeping.dead_ms
-        words: list[bytes] = await self._run(verb, shard, topics, fixed, (*topics, *rest))
+        # Only those that put jobs back touch what their topics have.
+        touched = topics if verb in ("retry", "release") else ()
+        words: list[bytes] = await self._run(verb, shard, touched, fixed, (*topics, *rest))
         return words
 
 

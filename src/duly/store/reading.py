@@ -28,9 +28,10 @@ class Reading(Calls):
         """
 
         async def send(shard: int, batch: list[JobKey]) -> list[list[bytes]]:
-            found: list[list[bytes]] = await self._run(
-                "get", shard, (), {}, [key.member for key in batch], now=False
-            )
+            fixed = self.keys[shard].fixed
+            names = ("jobs", "bodies", "outcomes", "progress", "leases")
+            keys = [*(fixed[name] for name in names), *(self.keys[shard].due(key.topic) for key in batch)]
+            found: list[list[bytes]] = await self.link.run("get", keys, [key.member for key in batch])
             return found
 
         return await self._scatter(keys, send, max_jobs=PER_READ)

@@ -80,9 +80,12 @@ class Sending(Calls):
             else:
                 head = SPEC.pack(spec, order.due_ms)
             rest += (key.member, head, b"".join((request, options, order.envelope, order.payload)))
-        now_ms, revision, answers = await self._run(
-            "enqueue", shard, topics, {"nonce": new_nonce(), "topic_count": len(topics)}, (*topics, *rest)
-        )
+        fixed = {"nonce": new_nonce(), "topic_count": len(topics)}
+        if any(order.on_conflict == "replace" for order, _ in batch):
+            fixed |= {"repeats": "1", **await self._sent(shard)}
+        else:
+            fixed |= {"repeats": "0", "sent_ms": 0, "seen": 0}
+        now_ms, revision, answers = await self._run("enqueue", shard, topics, fixed, (*topics, *rest))
         placed: list[Placed | DulyError] = []
         for (order, _), answer in zip(batch, answers, strict=True):
             if type(answer) is int:
@@ -91,6 +94,7 @@ class Sending(Calls):
                 revision += 1
             else:
                 placed.append(placed_of(order.key, answer))
+        self._hear(shard, now_ms, revision - 1)
         return placed
 
 

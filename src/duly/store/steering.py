@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from duly.errors import DulyError
+from duly.errors import DulyError, OutcomeUnknown
 from duly.ids import new_nonce, new_request
 from duly.store.answers import cancelled_of, held_of, moved_of
 from duly.store.calls import Calls
@@ -24,12 +24,17 @@ class Steering(Calls):
     """
 
     async def cancel(
-        self, keys: Sequence[JobKey], *, reason: str = "cancelled"
+        self, keys: Sequence[JobKey], *, reason: str = "cancelled", revision: int | None = None
     ) -> list[JobState | Accepted | None]:
         """
         End jobs that have not ended; the answer is the state each is in now, None where there is no job.
 
         It is "accepted" where the job may wait in a table of far-future jobs, never to come from there.
+        With a *revision* only that one is ended.
+
+        Raises:
+            Conflict: Another revision stands.
+            OutcomeUnknown: The reply was lost, and others had changed a job when the call was repeated.
         """
 
         async def send(shard: int, batch: list[JobKey]) -> list[bytes]:
@@ -39,14 +44,16 @@ class Steering(Calls):
                 "keep_ms": self.keeping.done_ms,
                 "reason": reason,
                 "topic_count": len(topics),
+                **await self._sent(shard),
             }
-            words: list[bytes] = await self._run(
-                "cancel", shard, topics, fixed, (*topics, *(key.member for key in batch))
-            )
+            rest: list[Any] = []
+            for key in batch:
+                rest += (key.member, "" if revision is None else revision)
+            words: list[bytes] = await self._run("cancel", shard, topics, fixed, (*topics, *rest))
             return words
 
         words = await self._scatter(keys, send)
-        return [cancelled_of(word) for word in words]
+        return [cancelled_of(key, word) for key, word in zip(keys, words, strict=True)]
 
     async def reschedule(
         self,
@@ -70,7 +77,7 @@ class Steering(Calls):
             "reschedule",
             self._shard(key),
             (key.topic,),
-            {"nonce": new_nonce(), "topic_count": 1},
+            {"nonce": new_nonce(), "topic_count": 1, **await self._sent(self._shard(key))},
             (key.topic, key.member, new_request(), when, "" if revision is None else revision),
         )
         return moved_of(key, words[0], "rescheduled")
@@ -99,17 +106,21 @@ class Steering(Calls):
         }
         return held_of(key, await self._run("hold", self._shard(key), (key.topic,), fixed))
 
-    async def requeue(self, keys: Sequence[JobKey]) -> list[Placed | DulyError]:
+    async def requeue(
+        self, keys: Sequence[JobKey], *, revision: int | None = None
+    ) -> list[Placed | DulyError]:
         """
         Run ended jobs again; one outcome for each, `Conflict` where it has not ended.
+
+        With a *revision* only that one is run again.
         """
 
         async def send(shard: int, batch: list[JobKey]) -> list[bytes]:
             topics = dict.fromkeys(key.topic for key in batch)
             rest: list[Any] = []
             for key in batch:
-                rest += (key.member, new_request())
-            fixed = {"nonce": new_nonce(), "topic_count": len(topics)}
+                rest += (key.member, new_request(), "" if revision is None else revision)
+            fixed = {"nonce": new_nonce(), "topic_count": len(topics), **await self._sent(shard)}
             words: list[bytes] = await self._run("requeue", shard, topics, fixed, (*topics, *rest))
             return words
 
@@ -126,14 +137,23 @@ class Steering(Calls):
         Let no more jobs of *topic* be claimed.
         """
         for shard in range(self.shards):
-            await self._run("pause", shard, (), {"nonce": new_nonce(), "topic": topic})
+            await self._set("pause", shard, (), topic)
 
     async def resume(self, topic: str) -> None:
         """
         Let jobs of *topic* be claimed again.
         """
         for shard in range(self.shards):
-            await self._run("resume", shard, (topic,), {"nonce": new_nonce(), "topic": topic})
+            await self._set("resume", shard, (topic,), topic)
+
+    async def _set(self, verb: str, shard: int, named: Sequence[str], topic: str) -> None:
+        sent_ms = (await self._sent(shard))["sent_ms"]
+        fixed = {"nonce": new_nonce(), "topic": topic, "sent_ms": sent_ms}
+        if await self._run(verb, shard, named, fixed) == b"unknown":
+            raise OutcomeUnknown(
+                f"the call to {verb} {topic} came too late to tell whether it was made before: "
+                "look, and repeat it if need be"
+            )
 
     async def limit(self, topic: str, backlog: int | None) -> None:
         """

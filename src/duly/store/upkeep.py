@@ -17,7 +17,7 @@ from duly.store.values import PER_CALL, Look, Recovered
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-DUE_TOPICS = 64  #: topics whose streams a promote names unasked
+DUE_TOPICS = 64  #: topics that a promote names: those that the answer before spoke of
 FORGET_WORKERS_MS = 24 * 3_600_000
 
 
@@ -30,60 +30,70 @@ class Upkeep(Calls):
     def _due_topics(self) -> list[OrderedDict[str, None]]:
         return [OrderedDict() for _ in range(self.shards)]
 
-    async def promote(
-        self,
-        shard: int,
-        topics: Iterable[str] = (),
-        *,
-        timer: str = "",
-        role: str = "auto",
-        limit: int = PER_CALL,
-    ) -> Look:
+    def expect_due(self, shard: int, topics: Iterable[str]) -> None:
         """
-        Move up to *limit* due jobs to their ready streams, whatever their topics.
+        Have the next promote name *topics*: something of them is due soon.
         """
         known = self._due_topics[shard]
-        self._remember(shard, topics)
-        moved = 0
-        while True:
-            names = tuple(known)
-            answer = await self._run(
-                "promote",
-                shard,
-                names,
-                {
-                    "nonce": new_nonce(),
-                    "limit": limit,
-                    "keep_ms": self.keeping.done_ms,
-                    "name": timer,
-                    "role": role,
-                },
-                names,
-            )
-            moved += answer[1]
-            look = Look(
-                answer[0],
-                moved,
-                ms_of(answer[2]),
-                ms_of(answer[3]),
-                answer[4],
-                answer[5],
-                tuple(name.decode() for name in answer[6]),
-                answer[7],
-            )
-            # Every key of a script is declared: topics it met and could not name are named in the next call.
-            if not look.unnamed or moved >= limit:
-                return look
-            self._remember(shard, look.unnamed)
+        for topic in topics:
+            known[topic] = None
+            known.move_to_end(topic)
+        while len(known) > DUE_TOPICS:
+            known.popitem(last=False)
 
-    async def recover(self, shard: int, topics: Iterable[str] = (), *, counted: bool = True) -> Recovered:
+    async def promote(
+        self, shard: int, *, timer: str = "", role: str = "auto", limit: int = PER_CALL, check: bool = False
+    ) -> Look:
+        """
+        Move up to *limit* due jobs to their ready streams, each due topic its part of them.
+
+        With *check* also wake somebody for ready jobs that nobody comes for.
+        """
+        moved_all, rewoken_all = 0, _names(())
+        checking = "1" if check else "0"
+        while True:
+            names = tuple(self._due_topics[shard])
+            fixed = {
+                "nonce": new_nonce(),
+                "limit": limit,
+                "keep_ms": self.keeping.done_ms,
+                "name": timer,
+                "role": role,
+                "check": checking,
+            }
+            answer = await self._run("promote", shard, names, fixed, names)
+            now_ms, moved, next_due, next_lease, rank, peers, unnamed, more, rewoken, soon, micros = answer
+            moved_all, rewoken_all = moved_all + moved, rewoken_all + _names(rewoken)
+            look = Look(
+                now_ms,
+                moved_all,
+                ms_of(next_due),
+                ms_of(next_lease),
+                rank,
+                peers,
+                _names(unnamed),
+                more == b"1",
+                rewoken_all,
+                micros=micros,
+            )
+            # Every key of a script is declared: what it met and could not name is named in the next call.
+            known = self._due_topics[shard] = OrderedDict.fromkeys(_names(unnamed)[-DUE_TOPICS:])
+            self.expect_due(shard, _names(rewoken)[: DUE_TOPICS - len(known)])
+            if more == b"1":
+                self.expect_due(shard, names[: DUE_TOPICS - len(known)])
+            self.expect_due(shard, _names(soon)[: DUE_TOPICS - len(known)])
+            # Those that were met ready are looked at once; other ones may be met each time.
+            if not unnamed or (checking != "1" and (moved_all or rewoken_all)):
+                return look
+            checking = "2" if check else "0"
+
+    async def recover(self, shard: int, *, counted: bool = True) -> Recovered:
         """
         Take back jobs whose lease ran out without an answer.
         """
-        self._remember(shard, topics)
         recovered = buried = 0
+        names: tuple[str, ...] = ()
         while True:
-            names = tuple(self._due_topics[shard])
             fixed = {
                 "nonce": new_nonce(),
                 "limit": PER_CALL,
@@ -96,15 +106,7 @@ class Upkeep(Calls):
             buried += dead
             if not unnamed:
                 return Recovered(now_ms, recovered, buried, ms_of(next_lease))
-            self._remember(shard, [name.decode() for name in unnamed])
-
-    def _remember(self, shard: int, topics: Iterable[str]) -> None:
-        known = self._due_topics[shard]
-        for topic in topics:
-            known[topic] = None
-            known.move_to_end(topic)
-        while len(known) > DUE_TOPICS:
-            known.popitem(last=False)
+            names = _names(unnamed)
 
     async def prune(self, shard: int, *, limit: int = PER_CALL) -> tuple[int, bool]:
         """
@@ -133,6 +135,19 @@ class Upkeep(Calls):
         fixed = {"nonce": new_nonce(), "keep_ms": self.keeping.done_ms, "member_count": len(members)}
         mended, _, words = await self._run("audit", shard, topics, fixed, (*members, *topics))
         return mended, [(int(state), int(weight)) for state, weight in (word.split() for word in words)]
+
+    async def audit_due(self, shard: int, topic: str) -> int:
+        """
+        Put a topic back to where its earliest scheduled job says, and say whether that was wrong.
+        """
+        mended, _, _ = await self._run(
+            "audit",
+            shard,
+            (topic,),
+            {"nonce": new_nonce(), "keep_ms": self.keeping.done_ms, "member_count": 0},
+            (topic,),
+        )
+        return int(mended)
 
     async def beat(self, worker: str, about: bytes) -> None:
         """
@@ -177,3 +192,7 @@ class Upkeep(Calls):
         takes_us = max(1, round(jobs * 1_000_000 / rate))
         wait_us = await self._run("pace", 0, (), {"run": run, "takes_us": takes_us}, now=False)
         return int(wait_us) / 1_000_000
+
+
+def _names(found: Iterable[bytes]) -> tuple[str, ...]:
+    return tuple(name.decode() for name in found)

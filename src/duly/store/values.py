@@ -37,6 +37,7 @@ class Want(NamedTuple):
     topic: str
     free: int
     ttr_ms: int
+    own_process: bool = False  #: each job that has to run isolated gets a process of its own
 
 
 class Look(NamedTuple):
@@ -50,7 +51,12 @@ class Look(NamedTuple):
     next_lease_ms: int | None
     rank: int  #: of the asking timer: 0 leads, 1 and 2 stand by, 3 only scans
     peers: int  #: other timers that hold a slot, a follower among them: other processes that work
-    unnamed: tuple[str, ...]  #: topics with due jobs whose streams the call did not name
+    unnamed: tuple[str, ...] = ()  #: topics with due jobs whose keys the call did not name
+    more: bool = False  #: topics that it named have due jobs still
+    rewoken: tuple[str, ...] = ()  #: topics with ready jobs that nobody had come for
+    foreign: bool = False  #: what is due next is of a topic that the call did not name
+    look_ms: int | None = None  #: when the worker that claimed should look by itself for what falls due
+    places: dict[str, int] | None = None  #: of that worker among those that do, by topic
     micros: int = 0  #: beyond now_ms
 
 
@@ -61,6 +67,9 @@ class Claimed(NamedTuple):
 
     leases: list[Lease]
     look: Look
+    open_s: float | None = None  #: in how many seconds to ask again for what was left to others
+    room: bool = False  #: the worker should end what it runs, so that a job can run isolated
+    rest: tuple[str, ...] = ()  #: topics that a broad claim named and that have more
 
 
 class Recovered(NamedTuple):

@@ -222,7 +222,7 @@ async def test_a_job_is_moved_and_run_again(producer, app):
 async def test_cancelling_what_has_ended_says_how_it_ended(producer, app):
     sent = await producer.enqueue("mail", id="a")
     store = await app.store()
-    [lease] = (await store.claim(0, [Want("mail", 1, 60_000)], worker="w", number=1)).leases
+    [lease] = (await store.claim(0, [Want("mail", 1, 60_000)], worker="w")).leases
     await store.ack(lease)
     assert JobState.succeeded is await sent.cancel()
 

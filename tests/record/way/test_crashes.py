@@ -125,7 +125,7 @@ async def tell_the_story(way: Way, point: str, where: tuple[str, ...]) -> None:
         await way.look()
     if step == "catch":
         await way.app.store()
-        for lease in (await way.store.claim(0, [Want("mail", JOBS, 10_000)], worker="w", number=1)).leases:
+        for lease in (await way.store.claim(0, [Want("mail", JOBS, 10_000)], worker="w")).leases:
             await way.store.ack(lease, b"2")
     await die(point, step, *where)
     acked = {event.id for event in await events_of(way) if event.verb == "acked"}

@@ -77,7 +77,7 @@ async def test_endings_by_scripts_get_into_the_rows(net, database, store, bring,
     await store.cancel([key("cancelled")])
     clock.advance(s=60)
     await store.recover(0)
-    await store.promote(0, ["mail"])
+    await store.promote(0)
     await net.run_once()
     rows = await rows_of(database)
     assert {
@@ -115,9 +115,9 @@ async def test_runs_of_open_jobs_are_counted_and_crashed_ones_told(net, database
         crashed += [(lease.token, clock()) for lease in await claim(store)]
         clock.advance(s=60)
         await store.recover(0)
-        await store.promote(0, ["mail"])
+        await store.promote(0)
         clock.advance(s=60)
-        await store.promote(0, ["mail"])
+        await store.promote(0)
     await net.run_once()
     row = (await rows_of(database))["a"]
     assert (JobState.scheduled, 1, 2) == (row.state, row.attempts, row.crashes)

@@ -8,7 +8,7 @@ local function arrive(verb, job, topic, due_ms, number, now_ms, reason)
     job.state, job[ENTRY] = READY, number
     line_up(job.member, topic, lane_of(job), number)
   else
-    schedule(job.member, due_ms)
+    move_due(job.member, topic, due_ms)
   end
   -- A record without a run has no place for any of these.
   if job.state == READY or job[ATTEMPTS] + job[CRASHES] + job[MARKS] > 0 then job[DUE] = due_ms end

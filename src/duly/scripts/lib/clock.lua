@@ -2,17 +2,17 @@
 
 -- What a call may need of the shard's numbers is asked for once, with the clock: a look into `meta` costs
 -- more than all the fields of it.  What changed is written back once, by `emit` or `commit`.
-local CLOCK, EPOCH, SEQUENCE, COUNTER, ROWS, BYTES, ROWS_GONE, BYTES_GONE, MAX_ROWS, MAX_BYTES, FIRST_TIMER, RECORD =
-  1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 15
+local CLOCK, EPOCH, SEQUENCE, COUNTER, ROWS, BYTES, ROWS_GONE, BYTES_GONE, MAX_ROWS, MAX_BYTES, FIRST_TIMER, RECORD, BROAD, CHECKED =
+  1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 15, 16, 17
 local shard
 local sequence, sequence_was
 
 -- Whole milliseconds: rounded down to decide what is due, rounded up to start counting a delay; then the
 -- microseconds that the first leaves out, for who wants to sleep until a due time and no longer.
 local function clock(given)
-  shard = redis.call('HMGET', meta, 'clock', 'epoch', 'sequence', 'events', 'event_rows', 'event_bytes',
+  shard = redis.call('HMGET', key.meta, 'clock', 'epoch', 'sequence', 'events', 'event_rows', 'event_bytes',
     'trimmed_rows', 'trimmed_bytes', 'max_event_rows', 'max_event_bytes', 'timer.0', 'timer.1', 'timer.2', 'timer.3',
-    'record')
+    'record', 'broad', 'checked')
   if not shard[CLOCK] then
     -- Before anything is written: a shard half made would be worse than none.
     error({err = 'NONAMESPACE there is no such namespace (any more): it was never created, or the server was emptied'})
@@ -47,12 +47,12 @@ local lives = {}
 -- Who knows of a former `known` generation only, '' for none at all, has to look again, too.
 local function must_be_sound(known)
   if shard[RECORD] then
-    if sequence < (sound[meta] or math.huge) then
+    if sequence < (sound[key.meta] or math.huge) then
       error({err = 'UNSOUND this queue has a record, and nobody has compared them since the server began'})
     end
-    sound[meta] = sequence
+    sound[key.meta] = sequence
   end
-  if known ~= '' and known ~= redis.call('HGET', meta, 'generation') then
+  if known ~= '' and known ~= redis.call('HGET', key.meta, 'generation') then
     error({err = 'UNSOUND this queue has lost a part of its memory since generation ' .. known .. ' of its record'})
   end
 end

@@ -5,7 +5,7 @@ local STUB_MS = 60000
 -- What an ended job weighs against the byte limits: what it stores, and about what the indexes add.
 local function weight_of(member, record, outcome, apart)
   local bytes = 2 * #member + #record + #outcome + 150
-  if apart then bytes = bytes + redis.call('HSTRLEN', bodies, member) end
+  if apart then bytes = bytes + redis.call('HSTRLEN', key.bodies, member) end
   return bytes
 end
 
@@ -31,7 +31,7 @@ end
 -- `keep_ms` is for jobs without a wish of their own; the dead are kept for their reader, whatever the wish.
 local function finish(verb, job, topic, state, now_ms, keep_ms, outcome, reason)
   local was, told = job.state, outcome
-  local body = has_mark(job, REPLY) and (job.apart and redis.call('HGET', bodies, job.member) or job.body)
+  local body = has_mark(job, REPLY) and (job.apart and redis.call('HGET', key.bodies, job.member) or job.body)
   job.state, job[ENDED], job[ENTRY] = state, now_ms, 0
   -- One that is only a trace came with what its reply needs, and nothing else.
   if has_mark(job, BODY_DROPPED) then job.body = '' end
@@ -62,7 +62,7 @@ end
 
 -- Take an ended job off the indexes and forget its outcome; its record is the caller's to write.
 local function revive(job, topic)
-  local outcome = redis.call('HGET', outcomes, job.member) or ''
+  local outcome = redis.call('HGET', key.outcomes, job.member) or ''
   weigh_in(job.state, -weigh(job, write(job), outcome))
   local gone = job.state == DEAD and undead or undone
   gone[#gone + 1] = job.member
@@ -90,7 +90,7 @@ end
 local function call_off(job, topic, now_ms)
   take_off(job, topic)
   if job.state == SCHEDULED then
-    job[DUE] = job[DUE] or tonumber(redis.call('ZSCORE', due, job.member)) or now_ms
-    unscheduled[#unscheduled + 1] = job.member
+    job[DUE] = job[DUE] or due_score(job.member) or now_ms
+    unschedule(job.member, topic)
   end
 end

@@ -1,50 +1,41 @@
--- promotion: take what is due out of `due`.  Shared by promote and claim.
+-- promotion: take the due jobs of a topic out of `due`.  Shared by promote and claim.
 
--- Call `each` with the due jobs of the named topics, earliest first, after those that were passed before; the answer is the
--- topics not named.
-local function for_each_due(now_ms, passed, limit, keep_ms, each)
-  local unnamed = {}
-  local head = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
-  if not head[1] or tonumber(head[2]) > now_ms then return unnamed end
-  local found = redis.call('ZRANGE', due, '-inf', now_ms, 'BYSCORE', 'LIMIT', passed, limit, 'WITHSCORES')
-  local members, owners, dues, size = {}, {}, {}, 0
-  local topic, begins = '', ''
-  for at = 1, #found, 2 do
-    -- Neighbours are mostly of one topic.
-    if begins == '' or find(found[at], begins, 1, true) ~= 1 then
-      topic = topic_of(found[at])
-      begins = topic .. '/'
-    end
-    if first_key[topic] then
-      size = size + 1
-      members[size], owners[size], dues[size] = found[at], topic, tonumber(found[at + 1])
-    else
-      unnamed[topic] = true
-    end
+-- Call `each` with up to `limit` due jobs of a topic, earliest first, behind those that this call took before; the answer is
+-- how many were taken, and whether `each` refused the next one, which stays with all that stand behind it.
+local function for_each_due(topic, now_ms, limit, keep_ms, each)
+  local passed = unscheduled[topic] and #unscheduled[topic] or 0
+  local found = redis.call('ZRANGE', due_of(topic), '-inf', now_ms, 'BYSCORE', 'LIMIT', passed, limit, 'WITHSCORES')
+  local members, size = {}, #found / 2
+  if size == 0 then
+    -- The index of topics said otherwise: left as it is, it would call the timers again at once.
+    reindexed[topic] = true
+    return 0, false
   end
-  if size == 0 then return unnamed end
-  local records = redis.call('HMGET', jobs, unpack(members))
-  if unscheduled[1] then
-    for at = 1, size do unscheduled[#unscheduled + 1] = members[at] end
-  else
-    unscheduled = members
-  end
+  for at = 1, size do members[at] = found[2 * at - 1] end
+  local records = redis.call('HMGET', key.jobs, unpack(members))
   for at = 1, size do
-    local member, record = members[at], records[at]
+    local member, record, due_ms = members[at], records[at], tonumber(found[2 * at])
+    unschedule(member, topic)
     local mark = record and string.byte(record)
     -- An id without a job must not block the line: it is dropped.
-    if mark and mark % 8 == SCHEDULED then
+    if record and not is_whole(record) then
+      put_aside(member, record)
+      count(topic, SCHEDULED, -1)
+    elseif mark and mark % 8 == SCHEDULED then
       local expires = mark % 64 >= 32 and wishes_of(record, mark) or 0
       if expires > 0 and expires < now_ms then
         local job = read(member, record)
-        job[DUE] = dues[at]
-        finish('cancelled', job, owners[at], CANCELLED, now_ms, keep_ms, '{"type":"expired"}', 'expired')
-      else
-        each(member, owners[at], record, dues[at], mark)
+        job[DUE] = due_ms
+        finish('cancelled', job, topic, CANCELLED, now_ms, keep_ms, '{"type":"expired"}', 'expired')
+      elseif each(member, topic, record, due_ms, mark) == false then
+        local taken = unscheduled[topic]
+        taken[#taken] = nil
+        if #taken == 0 then unscheduled[topic] = nil end
+        return at - 1, true
       end
     end
   end
-  return unnamed
+  return size, false
 end
 
 -- The record of a due job as the beginning of a run: its first if there was none.

@@ -7,7 +7,8 @@
 -- run       first what a run's end changes, then what its claim does: attempts 2, crashes 2, verb 1, marks 1,
 --           entry 8, ended 8, late 4; token 8, nonce 8, worker 8, started 8; due 8
 -- request   of the call that made this revision: a replay is told by it
--- options   21 bytes, only if any was given
+-- options   23 bytes, only if any was given; then as many bytes of further parts as the last two of them say, each
+--           a byte that names it, a byte for its length, and its value: a script carries along those it does not know
 -- body      envelope and payload; in `bodies` instead when long, so that a transition never moves it
 --
 -- duly/records.py is the twin of this file; a test compares the two.
@@ -16,21 +17,21 @@
 -- record apart into a table and put it together again cost more than all commands of the script.
 
 local SCHEDULED, READY, RUNNING, SUCCEEDED, DEAD, CANCELLED = 0, 1, 2, 3, 4, 5
-local STATES = {[0] = 'scheduled', 'ready', 'running', 'succeeded', 'dead', 'cancelled'}
-local CALLBACK, SUSPECT = 3, 4
-local AWAITED, REPLACED, BODY_DROPPED, ERROR_KEPT, REPLY = 1, 2, 4, 8, 16
+local CALLBACK, SUSPECT, ISOLATED = 3, 4, 5
+local AWAITED, REPLACED, BODY_DROPPED, ERROR_KEPT, REPLY, HALF = 1, 2, 4, 8, 16, 32
 local VERBS = {ack = 1, retry = 2, bury = 3, release = 4, recover = 5}
-local NUMBER, BASE, OPTIONS = '>I8', '>BI8c6', '>I8I4I4BI4'
+local NUMBER, BASE, OPTIONS = '>I8', '>BI8c6', '>I8I4I4BI4I2'
 local START, RUN = '>BHHBBI8', '>BHHBBI8I8I4I8c8c8I8I8'
-local BASE_BYTES, OPTIONS_BYTES, HEAD_BYTES = 15, 21, 81
+local BASE_BYTES, OPTIONS_BYTES, HEAD_BYTES = 15, 23, 81
 local ENDED_AT, TOKEN_AT, STARTED_AT, DUE_AT, REVISION_AT, OPTIONS_AT = 16, 28, 52, 60, 68, 82
 local ATTEMPTS, CRASHES, VERB, MARKS, ENTRY, ENDED, LATE, TOKEN, NONCE, WORKER, STARTED, DUE =
   1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12
-local NOBODY = string.rep('\0', 8)
-local UNKNOWN = 4294967295
-local NOT_ENDED = NOBODY .. '\255\255\255\255'
-local NOT_CLAIMED = string.rep(NOBODY, 4)
-local INLINE_BYTES = 1024
+local NOBODY = '\0\0\0\0\0\0\0\0'
+local NOT_ENDED = '\0\0\0\0\0\0\0\0\255\255\255\255'
+local NOT_CLAIMED = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
+-- Stands for a job in the events of a topic.
+local NO_RECORD = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
+local UNKNOWN, INLINE_BYTES = 4294967295, 1024
 
 local encode, decode, cut, find, floor = struct.pack, struct.unpack, string.sub, string.find, math.floor
 
@@ -44,17 +45,32 @@ local function number_of(id)
   return tonumber(cut(id, 1, -3))
 end
 
--- As good as none.
-local NO_OPTIONS = encode(OPTIONS, 0, 0, UNKNOWN, 0, 0)
-
 -- What was asked for: when it expires, its time to run, how long it is kept, how many crashes it may have.
 local function wishes_of(record, mark)
   if mark % 64 < 32 then return 0, 0, UNKNOWN, 0 end
   return decode(OPTIONS, record, mark % 128 < 64 and BASE_BYTES + 1 or OPTIONS_AT)
 end
 
-local function body_at(mark)
-  return (mark % 128 < 64 and BASE_BYTES + 1 or OPTIONS_AT) + (mark % 64 < 32 and 0 or OPTIONS_BYTES)
+-- How many bytes the options that begin at a place take, with the parts behind them.
+local function options_bytes(record, at)
+  local high, low = string.byte(record, at + OPTIONS_BYTES - 2, at + OPTIONS_BYTES - 1)
+  return OPTIONS_BYTES + 256 * high + low
+end
+
+local function body_at(record, mark)
+  local at = mark % 128 < 64 and BASE_BYTES + 1 or OPTIONS_AT
+  return mark % 64 < 32 and at or at + options_bytes(record, at)
+end
+
+-- Whether a record holds what its mark says.  One that does not would fail every script that meets it.
+local function is_whole(record)
+  local size, mark = #record, string.byte(record)
+  if size < BASE_BYTES or mark % 8 > CANCELLED then return false end
+  if mark % 128 < 64 and mark % 64 < 32 then return mark % 8 == SCHEDULED end
+  if mark % 128 < 64 and mark % 8 ~= SCHEDULED then return false end
+  local at = mark % 128 < 64 and BASE_BYTES or HEAD_BYTES
+  if mark % 64 < 32 then return size >= at end
+  return size >= at + OPTIONS_BYTES and size >= at + options_bytes(record, at + 1)
 end
 
 -- A record as a table, for the paths that are taken less often: names as fields, the run as numbered items.
@@ -73,8 +89,9 @@ local function read(member, record)
   revision, request, at = decode('>I8c6', record, at)
   job.revision, job.request = revision, request
   if mark % 64 >= 32 then
-    job.options = cut(record, at, at + OPTIONS_BYTES - 1)
-    at = at + OPTIONS_BYTES
+    local size = options_bytes(record, at)
+    job.options = cut(record, at, at + size - 1)
+    at = at + size
   end
   job.body = cut(record, at)
   return job
@@ -95,20 +112,17 @@ local function head_of(record, due_ms)
   return cut(record, 1, BASE_BYTES) .. encode(NUMBER, due_ms)
 end
 
--- Stands for a job in the events of a topic.
-local NO_RECORD = encode(BASE, 0, 0, '\0\0\0\0\0\0')
-
 local function wishes(job)
   if job.options == '' then return 0, 0, UNKNOWN, 0 end
   return decode(OPTIONS, job.options)
 end
 
--- The stream that a job waits in: suspects stand apart, whatever their priority.  A callback is none: it runs our own
--- code, so a crash says nothing about it.
+-- The stream that a job waits in: one that crashed once is a suspect, one that crashed again runs isolated, whatever its
+-- priority.  A callback is neither: it runs our own code, so a crash says nothing about it.
 local function lane_in(mark, crashes)
   local lane = floor(mark / 8) % 4
-  if crashes > 0 and lane ~= CALLBACK then return SUSPECT end
-  return lane
+  if crashes == 0 or lane == CALLBACK then return lane end
+  return crashes == 1 and SUSPECT or ISOLATED
 end
 
 local function lane_of(job)
@@ -119,12 +133,25 @@ local function has_mark(job, mark)
   return bit.band(job[MARKS], mark) ~= 0
 end
 
+-- Jobs whose records are damaged, and those records: `commit` puts them aside.
+local damaged = {}
+
+local function put_aside(member, record)
+  damaged[#damaged + 1] = member
+  damaged[#damaged + 1] = record
+end
+
 -- Records of `members` in their order; false where there is none.
 local function fetch(members)
   if #members == 0 then return {} end
-  local records = redis.call('HMGET', jobs, unpack(members))
+  local records = redis.call('HMGET', key.jobs, unpack(members))
   for at, record in ipairs(records) do
-    if record then records[at] = read(members[at], record) end
+    if record and is_whole(record) then
+      records[at] = read(members[at], record)
+    elseif record then
+      put_aside(members[at], record)
+      records[at] = false
+    end
   end
   return records
 end

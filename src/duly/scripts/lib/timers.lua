@@ -16,7 +16,7 @@ local function hold_timer(name, role, now_ms)
     if may and (free or holder == name or (slot == 0 and role == 'leader')) then
       rank, held = slot, true
       if free or holder ~= name or tonumber(until_ms) - now_ms < RENEW_MS then
-        redis.call('HSET', meta, 'timer.' .. slot, name .. ' ' .. (now_ms + SLOT_MS))
+        redis.call('HSET', key.meta, 'timer.' .. slot, name .. ' ' .. (now_ms + SLOT_MS))
       end
     elseif not free and holder ~= name then
       peers = peers + 1

@@ -18,7 +18,7 @@ from pyspark.sql.types import (
 
 from duly.record.mending import compared
 from duly.record.rules import Promised, Queued, digest
-from duly.records import BASE, HEAD, OPTIONS
+from duly.records import BASE, HEAD, options_at
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,12 +64,12 @@ def queued_row(member: bytes, about: Sequence[bytes], _workers: Mapping[bytes, s
     began, due_ms = False, 0
     if mark & 64:
         _, attempts, crashes, *_, due_ms, revision, _ = HEAD.unpack_from(record)
-        began, at = bool(attempts or crashes), HEAD.size
+        began = bool(attempts or crashes)
     else:
         _, revision, _ = BASE.unpack_from(record)
-        at = BASE.size
     # Options and body follow each other, unless the body stands apart.
-    rest = record[at:] if mark < 128 else record[at : at + OPTIONS.size * (mark >> 5 & 1)] + apart
+    at, body_at = options_at(record)
+    rest = record[at:] if mark < 128 else record[at:body_at] + apart
     topic, _, id_ = member.decode().partition("/")
     due_ms = int(float(score)) if score else due_ms
     return (topic, id_, revision, mark & 7, due_ms, digest(_LANES[mark >> 3 & 3] + rest), began)

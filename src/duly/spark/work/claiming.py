@@ -5,11 +5,13 @@ Jobs for the next batch: claimed while the batch before it runs, if those are qu
 from __future__ import annotations
 
 import logging
+import random
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from duly.errors import DulyError
+from duly.job import Lane
 from duly.store import Want
 
 if TYPE_CHECKING:
@@ -23,9 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("duly.batches")
 
-#: Jobs that are run together with one that has a crash behind it: if it crashes the driver again, so many
-#: share its fate, and each of those is then run alone.  The thousands of a killed driver come back soon.
-SUSPECTS = 100
 #: The time to run counts from the claim: claimed jobs wait for no more than this part of it.
 WAITING = 0.1
 
@@ -39,21 +38,21 @@ class Gathered:
     handler: BatchHandler
     begun_s: float  #: when the first of them was asked for
     leases: dict[str, Lease] = field(default_factory=dict)
-    suspect: bool = False  #: one of them has a crash behind it
+    isolated: bool = False  #: there is one, which has to run by itself
 
     @property
     def is_full(self) -> bool:
         """
-        Whether no more may join: there are many, or a suspect is among them.
+        Whether no more may join: there are many, or one that has to run by itself.
         """
-        return self.suspect or len(self.leases) >= self.handler.max_rows
+        return self.isolated or len(self.leases) >= self.handler.max_rows
 
     def add(self, leases: Sequence[Lease]) -> None:
         """
         Let jobs join.
         """
         self.leases.update((lease.key.id, lease) for lease in leases)
-        self.suspect = self.suspect or any(lease.crashes for lease in leases)
+        self.isolated = self.isolated or any(lease.lane is Lane.isolated for lease in leases)
 
     @property
     def patience_s(self) -> float:
@@ -77,12 +76,10 @@ class Claims:
         self._held = held
         self._worker = worker
         self._role = role
-        self._number = 0
-        self._turn = 0
 
     async def gather(self, handler: BatchHandler) -> Gathered:
         """
-        Claim a batch: as much as there is, up to the handler's limit; little if there are suspects in it.
+        Claim a batch: as much as there is, up to the handler's limit, or one job that has to run isolated.
         """
         gathered = Gathered(handler, time.monotonic())
         await self.fill(gathered)
@@ -115,27 +112,21 @@ class Claims:
                 break
 
     def _shard_order(self) -> list[int]:
-        # Each batch begins with another one, so that the suspects of none starve.
-        self._turn += 1
+        # By chance, so that none starves.
         shards = list(range(self._store.shards))
-        turn = self._turn % len(shards)
-        return shards[turn:] + shards[:turn]
+        random.shuffle(shards)
+        return shards
 
     async def _claim(self, shard: int, handler: BatchHandler, free: int, *, first: bool) -> Sequence[Lease]:
-        self._number += 1
         sent_s = time.monotonic()
         claimed = await self._store.claim(
             shard,
             [Want(handler.topic, free, handler.ttr_ms)],
             worker=self._worker,
-            number=self._number,
-            limit=min(free, SUSPECTS) if first else free,
-            suspects=SUSPECTS if first else 0,
+            limit=free,
+            alone=first and not self._held,
             timer=self._worker,
             role=self._role,
         )
         self._outlooks[shard].note(claimed.look, sent_s)
-        if claimed.look.unnamed:
-            # Due jobs of topics that others serve: put them within reach of those.
-            await self._store.promote(shard, claimed.look.unnamed)
         return claimed.leases

@@ -1,0 +1,210 @@
+"""
+How evenly shards, topics and lanes are served, and what a herd of others does to an urgent topic.
+
+python bench/fairness.py --json bench/fairness.json --plot bench/fairness.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from duly import Duly, current_job
+from duly.bench.figure import Figure
+from duly.bench.report import table, write
+from duly.job import JobKey, Lane, Order, shard_of
+
+SHARDS, TOPICS, CONCURRENCY = (1, 2, 4, 16), (1, 2, 4), (1, 16)
+WEIGHTS = {Lane.high: 16, Lane.normal: 4, Lane.low: 1}
+URGENT_S = 0.02  #: between two urgent jobs
+
+
+async def shares(data: str, shards: int, topics: int, concurrency: int, runs: int) -> dict[str, float]:
+    """
+    What each (shard, topic, lane) got of its weighted share while all of them had a backlog.
+    """
+    names = [f"t{number}" for number in range(topics)]
+    got: Counter[tuple[int, str, str]] = Counter()
+    enough = asyncio.Event()
+    app = Duly(data=data, namespace=f"s{shards}-{topics}-{concurrency}", shards=shards, durability="everysec")
+
+    def add(topic: str) -> None:
+        @app.handler(topic)
+        async def run() -> None:
+            job = current_job()
+            got[shard_of(topic, job.id, shards), topic, job.id.partition(".")[0]] += 1
+            if got.total() >= runs:
+                enough.set()
+
+    for topic in names:
+        add(topic)
+    async with app:
+        store = await app.store()
+        # Twice its share for each, so that none runs dry.
+        for topic, (lane, weight) in itertools.product(names, WEIGHTS.items()):
+            count = max(200, 3 * runs * weight // sum(WEIGHTS.values()) // topics)
+            await store.enqueue_many(
+                [Order(JobKey(topic, f"{lane.name}.{number}"), b"{}", lane=lane) for number in range(count)]
+            )
+        work = asyncio.create_task(app.work(concurrency=concurrency))
+        await asyncio.wait([work, asyncio.create_task(enough.wait())], return_when=asyncio.FIRST_COMPLETED)
+        work.cancel()
+        with suppress(asyncio.CancelledError):
+            await work
+    fair = got.total() / shards / topics / sum(WEIGHTS.values())
+    return {
+        f"{shard} {topic} {lane.name}": got[shard, topic, lane.name] / fair / weight
+        for shard, topic, (lane, weight) in itertools.product(range(shards), names, WEIGHTS.items())
+    }
+
+
+async def work(url: str, topic: str, concurrency: int) -> None:
+    """
+    A worker in a process of its own; the urgent one prints how late each job is.
+    """
+    app = Duly(url, namespace="herd")
+
+    @app.handler(topic)
+    async def run() -> None:
+        if topic == "urgent":
+            print(current_job().id, time.time() * 1000 - current_job().due_ms, flush=True)
+
+    async with app:
+        await app.work(concurrency=concurrency)
+
+
+async def herd(url: str, jobs: int, foreign: int, seconds: float) -> tuple[list[tuple[float, float]], int]:
+    """
+    How late urgent jobs are before, while and after a herd falls due, as (seconds after it, ms late).
+    """
+    app = Duly(url, namespace="herd")
+    async with app:
+        store = await app.store()
+        await store.link.call("CONFIG", "SET", "slowlog-log-slower-than", "10000")
+        due_ms = int(time.time() * 1000) + 2_000 + jobs // 50
+        orders = (
+            Order(
+                JobKey(f"foreign-{number % foreign}" if foreign else "bulk", str(number)),
+                b"{}",
+                due_ms=due_ms,
+            )
+            for number in range(jobs)
+        )
+        await store.enqueue_many(orders)
+        command = [sys.executable, __file__, "--url", url, "--worker"]
+        workers = [] if foreign else [subprocess.Popen([*command, "bulk", "--concurrency", "50"])]
+        urgent = subprocess.Popen(
+            [*command, "urgent", "--concurrency", "10"], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            await asyncio.sleep(max(0, due_ms / 1000 - 2 - time.time()))
+            await store.link.call("SLOWLOG", "RESET")
+            first_s = time.time() + 0.5
+            count = int((seconds + 1.5) / URGENT_S)
+            for number in range(count):
+                at_s = first_s + number * URGENT_S
+                await asyncio.sleep(max(0, at_s - 0.3 - time.time()))
+                await store.enqueue(Order(JobKey("urgent", str(number)), b"{}", due_ms=round(at_s * 1000)))
+            await asyncio.sleep(2)
+            slow = int(await store.link.call("SLOWLOG", "LEN"))
+        finally:
+            for process in (*workers, urgent):
+                process.terminate()
+            told, _ = urgent.communicate(timeout=60)
+            for process in workers:
+                process.wait(60)
+        late = dict(line.split() for line in told.splitlines())
+        return [
+            (first_s + int(number) * URGENT_S - due_ms / 1000, float(ms)) for number, ms in late.items()
+        ], slow
+
+
+def percentile(values: list[float], part: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
+
+
+async def measure(args: argparse.Namespace) -> tuple[list[Figure], dict[str, Any]]:
+    figures, drawn = [], {"shares": {}, "herds": {}}
+    with tempfile.TemporaryDirectory(prefix="duly-bench-", ignore_cleanup_errors=True) as data:
+        for shards, topics, concurrency in itertools.product(SHARDS, TOPICS, CONCURRENCY):
+            runs = args.runs * shards * topics
+            found = await shares(data, shards, topics, concurrency, runs)
+            name = f"{shards} shards, {topics} topics, concurrency {concurrency}"
+            drawn["shares"][name] = list(found.values())
+            figures.append(Figure(f"least share, {name}", min(found.values()), "of its share", 0.5))
+            print(f"{name}: {min(found.values()):.2f}", file=sys.stderr)
+    for name, foreign, jobs in (("herd", 0, args.herd), ("foreign topics", args.foreign, 10 * args.foreign)):
+        with tempfile.TemporaryDirectory(prefix="duly-bench-", ignore_cleanup_errors=True) as data:
+            async with Duly(data=data, durability="everysec") as keeper:
+                late, slow = await herd((await keeper.store()).link.url, jobs, foreign, args.seconds)
+        drawn["herds"][name] = late
+        ms = [each for _, each in late]
+        figures += [
+            Figure(f"urgent p99 beside {name} of {jobs}", percentile(ms, 0.99), "ms", 20, at_least=False),
+            Figure(f"scripts over 10 ms beside {name}", slow, "scripts", 0, at_least=False),
+        ]
+    return figures, drawn
+
+
+def plot(path: Path, drawn: dict[str, Any]) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (above, *below) = plt.subplots(1 + len(drawn["herds"]), 1, figsize=(11, 12), layout="constrained")
+    above.boxplot(list(drawn["shares"].values()), whis=(0, 100))
+    above.set_xticks(
+        range(1, len(drawn["shares"]) + 1), list(drawn["shares"]), rotation=30, ha="right", fontsize=7
+    )
+    above.axhline(1, color="tab:green", linewidth=0.8)
+    above.axhline(0.5, color="tab:red", linewidth=0.8, linestyle="--")
+    above.set(
+        title="What each shard, topic and lane got of its weighted share", ylabel="share", ylim=(0, None)
+    )
+    for axes, (name, late) in zip(below, drawn["herds"].items(), strict=True):
+        axes.plot([at for at, _ in late], [ms for _, ms in late], ".", markersize=3)
+        axes.axvline(0, color="tab:red", linewidth=0.8)
+        axes.set(
+            title=f"An urgent topic beside a {name}", xlabel="seconds after it fell due", ylabel="ms late"
+        )
+        axes.set_ylim(0, None)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=2_000, help="jobs run for each shard and topic")
+    parser.add_argument("--herd", type=int, default=200_000)
+    parser.add_argument("--foreign", type=int, default=3_000, help="topics that nobody serves, ten jobs each")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long to look at a herd")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--url")
+    parser.add_argument("--worker", help="used by itself: be a worker of this topic")
+    parser.add_argument("--concurrency", type=int, default=10)
+    args = parser.parse_args()
+    if args.worker:
+        with suppress(KeyboardInterrupt):
+            asyncio.run(work(args.url, args.worker, args.concurrency))
+        return
+    figures, drawn = asyncio.run(measure(args))
+    print(table(figures))
+    if args.json:
+        write(args.json, figures)
+    if args.plot:
+        plot(args.plot, drawn)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""
+The topics that have work, for a worker with too many topics or shards to ask each of them.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+    from duly.store import Store
+
+NAMED = 32  #: topics that one claim names at most
+LISTENED = 256  #: wake lists that one wait listens to at most
+SCAN_S = 1.0  #: how often every shard is looked through, because a message may be lost
+PAGE = 1000
+
+
+class Backlog:
+    """
+    The topics of a worker that have something to claim, by shard, as far as it was told.
+    """
+
+    def __init__(self, store: Store, topics: Callable[[], Collection[str]]) -> None:
+        self._store = store
+        self._topics = topics
+        self._known: list[set[str]] = [set() for _ in range(store.shards)]
+        self._places = [b"$"] * store.shards  #: in the streams of woken topics
+        self._scanned_s = float("-inf")
+
+    @property
+    def is_broad(self) -> bool:
+        """
+        Whether there are more topics and shards than can be asked and listened to each time.
+        """
+        count = len(self._topics())
+        return count > NAMED or count * self._store.shards > LISTENED
+
+    def shards(self) -> list[int]:
+        """
+        The shards that have something.
+        """
+        return [shard for shard, known in enumerate(self._known) if known]
+
+    def choose(self, shard: int) -> list[str]:
+        """
+        Topics for one claim: a few of those that have something, by chance, so that none starves.
+        """
+        known = self._known[shard]
+        return list(known) if len(known) <= NAMED else random.sample(sorted(known), NAMED)
+
+    def note(self, shard: int, named: Iterable[str], rest: Iterable[str]) -> None:
+        """
+        Take over what a claim left of the topics that it named.
+        """
+        self._known[shard].difference_update(named)
+        self._known[shard].update(rest)
+
+    def add(self, shard: int, topics: Iterable[str]) -> None:
+        """
+        Take over topics that were made ready; those of other workers do not count.
+        """
+        mine = self._topics()
+        self._known[shard].update(topic for topic in topics if topic in mine)
+
+    async def refresh(self) -> None:
+        """
+        Look through every shard, unless that was done a moment ago.
+        """
+        if time.monotonic() - self._scanned_s < SCAN_S:
+            return
+        self._scanned_s = time.monotonic()
+        for shard in range(self._store.shards):
+            async for topics in self._store.ready_topics(shard, PAGE):
+                self.add(shard, topics)
+
+    async def wait(self, seconds: float) -> bool:
+        """
+        Wait until topics are made ready, at most *seconds*; True if some were that this worker has.
+        """
+        told = await self._store.wait_broadly(self._places, seconds)
+        for shard, place, topics in told:
+            self._places[shard] = place
+            self.add(shard, topics)
+        return any(self._known)
