@@ -19,18 +19,7 @@ from duly.codec import encode
 from duly.durations import say_time
 from duly.errors import UsageError
 from duly.newjob import NewJob
-from duly.options import (
-    COUNT,
-    DURATION,
-    ID,
-    NAME,
-    OBJECT,
-    OPTIONS,
-    POSITIVE_DURATION,
-    TIME,
-    URL,
-    WORD,
-)
+from duly.options import COUNT, DURATION, ID, NAME, OBJECT, OPTIONS, POSITIVE_DURATION, TIME, URL, WORD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
