@@ -14,7 +14,8 @@ from duly.backoff import DEFAULT, Backoff, Seconds, check_backoff, wait_ms
 from duly.codec import encode
 from duly.errors import UsageError
 from duly.job import check_topic
-from duly.newjob import Limits, NewJob, at_least_one, positive_ms
+from duly.newjob import Limits, NewJob
+from duly.options import at_least_one, positive_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable

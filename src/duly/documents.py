@@ -11,16 +11,13 @@ import msgspec
 from duly.codec import Unreadable, decode
 from duly.durations import say_time
 from duly.job import Job, JobState, moment
+from duly.options import TOLD
 
 if TYPE_CHECKING:
     from datetime import datetime
 
 
-class JobDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """
-    One job; what does not apply to it is null.
-    """
-
+class _Told(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     id: str
     state: str
@@ -32,36 +29,42 @@ class JobDocument(msgspec.Struct, frozen=True, kw_only=True):
     started_at: str | None
     finished_at: str | None
     lateness_ms: int | None
-    worker: str | None
-    lease_until: str | None
-    expires_at: str | None
-    ttr_ms: int | None
-    max_attempts: int | None
-    reply_to: str | None
-    context: dict[str, Any] | None
-    progress: Any
-    payload: Any
-    unreadable: str | None
-    result: Any
-    error: dict[str, Any] | None
 
 
-class EndedJob(msgspec.Struct, frozen=True, kw_only=True):
+class EndedJob(_Told, frozen=True, kw_only=True):
     """
     What a reply tells of its job.
     """
 
-    topic: str
-    id: str
-    state: str
-    revision: int
-    priority: str
-    attempts: int
-    crashes: int
-    due_at: str | None
-    started_at: str | None
-    finished_at: str | None
-    lateness_ms: int | None
+    result: Any
+    error: dict[str, Any] | None
+
+
+class _Claimed(_Told, frozen=True, kw_only=True):
+    worker: str | None
+    lease_until: str | None
+
+
+if TYPE_CHECKING:
+    _WithOptions = _Claimed
+else:
+    _WithOptions = msgspec.defstruct(
+        "_WithOptions",
+        [(option.document, option.told) for option in TOLD],
+        bases=(_Claimed,),
+        frozen=True,
+        kw_only=True,
+    )
+
+
+class JobDocument(_WithOptions, frozen=True, kw_only=True):
+    """
+    One job; what does not apply to it is null.
+    """
+
+    progress: Any
+    payload: Any
+    unreadable: str | None
     result: Any
     error: dict[str, Any] | None
 
@@ -87,7 +90,7 @@ def fields_of(job: Job) -> dict[str, Any]:
     """
     payload, unreadable = _payload(job.payload)
     succeeded = job.state is JobState.succeeded
-    return dict(  # noqa: C408  # as the document has them
+    return dict(  # as the document has them
         topic=job.topic,
         id=job.id,
         state=job.state.name,
@@ -101,16 +104,12 @@ def fields_of(job: Job) -> dict[str, Any]:
         lateness_ms=job.lateness_ms,
         worker=job.worker or None,
         lease_until=_said(moment(job.lease_ms)) if job.state is JobState.running else None,
-        expires_at=_said(moment(job.expires_ms)),
-        ttr_ms=job.ttr_ms or None,
-        max_attempts=job.envelope.max_attempts if job.envelope else None,
-        reply_to=job.envelope.reply_to if job.envelope else None,
-        context=job.envelope.context if job.envelope else None,
         progress=value_of(job.progress),
         payload=payload,
         unreadable=unreadable,
         result=value_of(job.outcome) if succeeded else None,
         error=error_of(job),
+        **{option.document: option.tell(option.of(job)) for option in TOLD},
     )
 
 

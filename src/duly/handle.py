@@ -11,7 +11,7 @@ from duly.backoff import wait_ms
 from duly.codec import decode
 from duly.errors import JobCancelled, JobFailed, JobNotFound, UsageError
 from duly.job import Job, JobKey, JobState, Placed, moment
-from duly.newjob import due_at_ms
+from duly.options import due_at_ms
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -26,7 +26,8 @@ from duly.binding import Binding, Call
 from duly.codec import Unreadable, encode
 from duly.errors import UsageError
 from duly.job import check_topic
-from duly.newjob import Limits, NewJob, Options, at_least_one, new_job, positive_ms
+from duly.newjob import Limits, NewJob, Options, new_job
+from duly.options import at_least_one, positive_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine

@@ -159,7 +159,7 @@ class Order(msgspec.Struct, frozen=True, gc=False):
     ttr_ms: int = 0  #: time to run; 0 means the handler's
     retain_s: int | None = None  #: how long to keep it once ended; None means the namespace's
     max_crashes: int = 0  #: 0 means the worker's default
-    envelope: bytes = b""  #: reply_to, and what only clients read: backoff, max_attempts, context
+    envelope: bytes = b""  #: of `duly.codec.Envelope`: reply_to, and what only clients read
     on_conflict: OnConflict = "keep"
 
 

@@ -22,6 +22,7 @@ from duly.documents import error_line, value_of
 from duly.durations import parse_duration, parse_time
 from duly.errors import UsageError
 from duly.job import Job, JobState
+from duly.options import OBJECT, OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,13 +80,17 @@ FIELDS = {
     "due": Field(lambda job: job.due_ms or None, "time", "when its next or last run is due"),
     "started": Field(lambda job: job.started_ms or None, "time", "when its last run was claimed"),
     "finished": Field(lambda job: job.ended_ms or None, "time", "when it ended"),
-    "expires": Field(lambda job: job.expires_ms or None, "time", "when it must not start any more"),
+    **{
+        option.name: Field(option.of, option.kind.compared, option.about)
+        for option in OPTIONS
+        if option.filtered and option.kind is not OBJECT
+    },
     "lateness": Field(lambda job: job.lateness_ms, "duration", "from due to start, of its last run"),
 }
 #: Fields with a name of the sender's own behind a dot.
 INSIDE: dict[str, Callable[[Job], Any]] = {
     "payload": lambda job: value_of(job.payload),
-    "context": lambda job: job.envelope.context if job.envelope else None,
+    **{option.name: option.of for option in OPTIONS if option.filtered and option.kind is OBJECT},
 }
 
 

@@ -9,10 +9,12 @@ import re
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from duly import where
 from duly.cli import lines
 from duly.cli.main import cli
+from duly.options import OPTIONS
 from tests.cli import schemas
 
 if TYPE_CHECKING:
@@ -127,11 +129,19 @@ def where_table(table: Table) -> str:
     return table(["field", "compared as", "meaning"], rows)
 
 
-def lines_table(table: Table, said) -> str:
-    notes = said(lines.Line)
-    kinds = inspect.get_annotations(lines.Line)
+def lines_table(table: Table) -> str:
+    notes = {"topic": "that of the command line if not said", "payload": "any JSON"}
+    notes |= {each.name: f"{each.meaning}{each.kind.how and f' ({each.kind.how})'}" for each in OPTIONS}
     rows = [
-        (f"`{name}`", f"`{kind}`".replace("msgspec.Raw", "anything").replace(" | None", ""), notes[name])
-        for name, kind in kinds.items()
+        (f"`{field.name}`", f"`{json_type(field.type)}`", notes[field.name])
+        for field in msgspec.structs.fields(lines.Line)
     ]
     return table(["field", "type", "note"], rows)
+
+
+def json_type(kind: object) -> str:
+    """
+    A type as JSON has it; what may be null is not said.
+    """
+    text = kind.__name__ if isinstance(kind, type) else str(kind)
+    return text.replace("typing.", "").replace(" | None", "").replace("Raw", "anything")

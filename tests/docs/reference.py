@@ -10,6 +10,7 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 import struct
@@ -17,8 +18,9 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 import duly
-from duly import errors, events, keys, metrics, records, scripts, settings
+from duly import errors, events, keys, metrics, newjob, records, scripts, settings
 from duly.job import JobState, Lane
+from duly.options import OPTIONS
 from duly.spark.columns import JOBS, REJECTS
 from duly.spark.options import ScanOptions, WriteOptions
 from tests.docs import commands, operations, sparks
@@ -100,6 +102,28 @@ def settings_table() -> str:
     return "\n\n".join(f"### {title}\n\n{table(head, rows)}" for title, rows in groups)
 
 
+# -- job options ------------------------------------------------------------------------------------------
+
+
+def job_options_table() -> str:
+    kinds = inspect.get_annotations(newjob.Options)
+    rows = [
+        (
+            f"`{option.name}`",
+            f"`{kinds[option.name].__forward_arg__.removesuffix(' | None')}`",
+            option.meaning,
+            f"`{json.dumps(option.example)}`",
+            f"`--{option.name.replace('_', '-')}`" if option.flag else "",
+            f"`{option.name}`" if option.column else "",
+            f"`{option.document}`" if option.document else "",
+            option.kept or "",
+        )
+        for option in OPTIONS
+    ]
+    head = ["option", "in Python", "meaning", "in JSON", "`duly enqueue`", "column", "document", "kept in"]
+    return table(head, rows)
+
+
 # -- errors -----------------------------------------------------------------------------------------------
 
 
@@ -118,7 +142,7 @@ def other_errors_table() -> str:
         # What is for Django needs a project around it.
         if not module.name.endswith(("__main__", "uvloop")) and "contrib.django." not in module.name:
             importlib.import_module(module.name)
-    kinds = sorted(errors.DulyError.__subclasses__(), key=lambda kind: kind.__name__)
+    kinds = sorted(errors.DulyError.__subclasses__(), key=lambda kind: (kind.__name__, kind.__module__))
     rows = [
         (f"`{kind.__name__}`", f"`{kind.__module__}`", one_line(kind))
         for kind in kinds
@@ -260,7 +284,8 @@ PARTS = {
     "commands": lambda: commands.commands_text(table),
     "shapes": lambda: commands.shapes_text(table, said),
     "where-fields": lambda: commands.where_table(table),
-    "lines": lambda: commands.lines_table(table, said),
+    "lines": lambda: commands.lines_table(table),
+    "job-options": job_options_table,
     "settings": settings_table,
     "errors": errors_table,
     "other-errors": other_errors_table,

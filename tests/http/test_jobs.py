@@ -56,6 +56,23 @@ async def test_a_job_is_accepted_and_found_where_the_answer_says(client):
     assert "no-store" == found.headers["cache-control"]
 
 
+async def test_what_is_answered_at_once_tells_options_as_they_are_stored(client):
+    body = {
+        "id": "a",
+        "delay": 60,
+        "ttr": "1m30s",
+        "expires": "2036-01-31T10:00:00+01:00",
+        "reply_to": "inbox",
+    }
+    told = (await post(client, body)).json()
+    assert ("2036-01-31T09:00:00.000Z", 90_000, "inbox") == (
+        told["expires_at"],
+        told["ttr_ms"],
+        told["reply_to"],
+    )
+    assert told == (await client.get(f"{JOBS}/a")).json()
+
+
 @pytest.mark.parametrize("delay", [90, 90.0, "90", "90s", "1m30s", "PT1M30S"])
 async def test_a_delay_is_seconds_or_a_duration(client, delay):
     due = datetime.fromisoformat((await post(client, {"delay": delay})).json()["due_at"])

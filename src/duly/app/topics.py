@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from duly.app.connecting import Connecting
 from duly.job import JobState, check_topic
-from duly.newjob import at_least_one
+from duly.options import at_least_one
 from duly.urls import parse_url
 from duly.views import PAGE
 

@@ -5,24 +5,29 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
 
+from duly.cli import options
 from duly.cli.loop import session
 from duly.cli.main import COMMANDS, NO, OK
-from duly.cli.options import DURATION, TIME, TOPIC, app_of, as_json, examples, server
+from duly.cli.options import TOPIC, app_of, as_json, examples, server
 from duly.cli.output import print_json, print_json_line, say
 from duly.codec import encode
 from duly.durations import say_time
 from duly.errors import UsageError
 from duly.newjob import NewJob
+from duly.options import COUNT, DURATION, ID, NAME, OBJECT, OPTIONS, POSITIVE_DURATION, TIME, URL, WORD
 
 if TYPE_CHECKING:
-    from datetime import datetime, timedelta
+    from collections.abc import Callable
 
     from duly.handle import JobHandle
+    from duly.options import Kind
+
+F = TypeVar("F", bound="Callable[..., Any]")
 
 NO_ARGUMENTS = b"{}"
 
@@ -69,6 +74,39 @@ def pairs(option: str, words: tuple[str, ...]) -> dict[str, Any] | None:
     return found or None
 
 
+#: How each kind of option is written on a command line.
+_FLAGS: dict[Kind, dict[str, Any]] = {
+    ID: {"metavar": "ID"},
+    NAME: {"metavar": "NAME"},
+    URL: {"metavar": "URL"},
+    DURATION: {"type": options.DURATION},
+    POSITIVE_DURATION: {"type": options.DURATION},
+    TIME: {"type": options.TIME},
+    COUNT: {"type": click.IntRange(min=1), "metavar": "N"},
+    WORD: {"show_default": True},
+    OBJECT: {
+        "multiple": True,
+        "metavar": "NAME=VALUE",
+        "callback": lambda _, option, words: pairs(option.opts[0], words),
+    },
+}
+
+
+def job_options(command: F) -> F:
+    """
+    Take the options of a job, by their names.
+    """
+    for option in reversed([option for option in OPTIONS if option.flag]):
+        more = dict(_FLAGS[option.kind])
+        if option.words:
+            more["type"] = click.Choice(option.words)
+        how = "repeatable" if option.kind is OBJECT else option.kind.how
+        text = f"{option.meaning[:1].upper()}{option.meaning[1:]}{how and f' ({how})'}."
+        flag = f"--{option.name.replace('_', '-')}"
+        command = click.option(flag, option.name, default=option.default, help=text, **more)(command)
+    return command
+
+
 @click.command(
     short_help=COMMANDS["enqueue"][1],
     epilog=examples(
@@ -82,26 +120,7 @@ def pairs(option: str, words: tuple[str, ...]) -> dict[str, Any] | None:
 @click.option(
     "--arg", "args", multiple=True, metavar="NAME=VALUE", help="One argument of the handler; repeatable."
 )
-@click.option("--id", "id_", metavar="ID", help="The job's name within its topic; default: a new one.")
-@click.option("--delay", type=DURATION, help="How long to wait: 90, 90s, 1h30m, PT1H30M.")
-@click.option("--due-at", type=TIME, help="When: RFC 3339 with an offset, 2026-01-31T09:00:00Z.")
-@click.option("--expires", type=TIME, help="Do not start it later than this.")
-@click.option("--priority", type=click.Choice(["high", "normal", "low"]), default="normal", show_default=True)
-@click.option(
-    "--on-conflict",
-    type=click.Choice(["keep", "replace", "raise"]),
-    default="keep",
-    show_default=True,
-    help="If there is a job with this id.",
-)
-@click.option("--ttr", type=DURATION, help="How long one run may take; default: the handler's.")
-@click.option(
-    "--max-attempts", type=click.IntRange(min=1), metavar="N", help="How many runs; default: the handler's."
-)
-@click.option("--retain", type=DURATION, help="How long to keep it once it has ended.")
-@click.option("--callback", metavar="URL", help="Deliver it there instead of running a handler.")
-@click.option("--reply-to", metavar="NAME", help="Tell this queue when it has ended: duly replies NAME.")
-@click.option("--context", multiple=True, metavar="NAME=VALUE", help="What travels with the job; repeatable.")
+@job_options
 @click.option(
     "--wait", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait for its end, print the result."
 )
@@ -111,13 +130,9 @@ def enqueue(
     topic: str,
     payload: str | None,
     args: tuple[str, ...],
-    id_: str | None,
-    delay: timedelta | None,
-    due_at: datetime | None,
-    context: tuple[str, ...],
     wait: float | None,
     as_json: bool,
-    **options: Any,
+    **said: Any,
 ) -> int:
     """
     Send one job of TOPIC.
@@ -137,7 +152,7 @@ def enqueue(
     else:
         data = read_payload(payload)
     job: NewJob[Any] = NewJob(topic, data)
-    job = job.options(id=id_, delay=delay, due_at=due_at, context=pairs("--context", context), **options)
+    job = job.options(**said)
     job.order(app.settings.limits)  # what is wrong with it is said before a server is looked for
     with session(app) as ask:
         handle = ask(app.enqueue(job))

@@ -4,16 +4,14 @@ Jobs as JSON lines: ``{"topic": …, "id": …, "payload": …, "delay": … | "
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from duly.backoff import from_wire
-from duly.durations import parse_duration, parse_time
 from duly.errors import UsageError
 from duly.job import check_topic
 from duly.newjob import NewJob
+from duly.options import OPTIONS, fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,28 +21,17 @@ BATCH_JOBS = 2_000
 BATCH_BYTES = 4 * 1024 * 1024
 
 
-class Line(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """
-    What a line may say: the options of a job, in JSON.
-    """
-
-    topic: str | None = None  #: that of the command line if not said
-    id: str | None = None  #: generated if not said; then the line is not safe to repeat
-    payload: msgspec.Raw = msgspec.Raw(b"{}")  #: any JSON
-    delay: float | str | None = None  #: seconds, or 1h30m, or PT1H30M
-    due_at: str | None = None  #: RFC 3339 with an offset
-    expires: str | None = None  #: RFC 3339 with an offset
-    priority: str = "normal"  #: high, normal or low
-    ttr: float | str | None = None  #: as delay
-    max_attempts: int | None = None
-    backoff: dict[str, Any] | None = None  #: e.g. {"kind": "fixed", "delay": 5}
-    context: dict[str, Any] | None = None
-    on_conflict: str = "keep"  #: keep, replace or raise
-    retain: float | str | None = None  #: as delay
-    max_crashes: int | None = None
-    callback: str | None = None  #: a URL
-    reply_to: str | None = None  #: a queue of replies
-
+#: What a line may say: topic, payload and the options of a job, in JSON.
+Line: Any = msgspec.defstruct(
+    "Line",
+    [
+        ("topic", str | None, None),
+        ("payload", msgspec.Raw, msgspec.Raw(b"{}")),
+        *fields(lambda option: option.kind.json),
+    ],
+    forbid_unknown_fields=True,
+    kw_only=True,
+)
 
 _decoder = msgspec.json.Decoder(Line)
 
@@ -97,24 +84,8 @@ def _job(text: bytes, topic: str | None) -> NewJob[Any] | UsageError:
         named = line.topic if line.topic is not None else topic
         if named is None:
             return UsageError('no topic: write "topic" into the line, or TOPIC on the command line')
-        return NewJob(
-            check_topic(named),
-            bytes(line.payload),
-            id=line.id,
-            delay=_wait(line.delay, "delay"),
-            due_at=None if line.due_at is None else parse_time(line.due_at, "due_at"),
-            expires=None if line.expires is None else parse_time(line.expires, "expires"),
-            priority=line.priority,  # type: ignore[arg-type]  # checked when it becomes an order
-            ttr=_wait(line.ttr, "ttr"),
-            max_attempts=line.max_attempts,
-            backoff=None if line.backoff is None else from_wire(line.backoff),
-            context=line.context,
-            on_conflict=line.on_conflict,  # type: ignore[arg-type]  # as above
-            retain=_wait(line.retain, "retain"),
-            max_crashes=line.max_crashes,
-            callback=line.callback,
-            reply_to=line.reply_to,
-        )
+        said = {option.name: option.read(getattr(line, option.name)) for option in OPTIONS}
+        return NewJob(check_topic(named), bytes(line.payload), **said)
     except UsageError as error:
         return error
     except UnicodeDecodeError:
@@ -123,7 +94,3 @@ def _job(text: bytes, topic: str | None) -> NewJob[Any] | UsageError:
         return UsageError(str(error))
     except (ValueError, RecursionError) as error:
         return UsageError(f"no JSON: {error}")
-
-
-def _wait(value: float | str | None, what: str) -> timedelta | None:
-    return None if value is None else timedelta(milliseconds=parse_duration(value, what))

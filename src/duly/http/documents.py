@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from duly.backoff import from_wire
 from duly.documents import JobDocument, fields_of
 from duly.durations import parse_duration, parse_time
-from duly.http.grammar import Callback, Duration, JobId, PositiveDuration, QueueName, Seconds, Time
+from duly.http.grammar import TYPES, Duration, Seconds, Time
 from duly.job import Accepted, JobState, check_topic
 from duly.newjob import NewJob
+from duly.options import BACKOFF, OPTIONS, fields
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -63,25 +63,25 @@ class IntervalsBackoff(msgspec.Struct, tag_field="kind", tag="intervals", forbid
     delays: Annotated[list[Seconds], Meta(min_length=1, max_length=1000)]
 
 
-class JobOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """
-    What may be said about a job beside its payload.
-    """
+_TYPES = TYPES | {BACKOFF: lambda _: FixedBackoff | ExponentialBackoff | IntervalsBackoff}
 
-    id: JobId | None = None
-    delay: Duration | None = None
-    due_at: Time | None = None
-    expires: Time | None = None
-    ttr: PositiveDuration | None = None
-    max_attempts: Annotated[int, Meta(ge=1, le=65_535)] | None = None
-    max_crashes: Annotated[int, Meta(ge=1, le=255)] | None = None
-    backoff: FixedBackoff | ExponentialBackoff | IntervalsBackoff | None = None
-    context: dict[str, Any] | None = None
-    priority: Literal["high", "normal", "low"] = "normal"
-    on_conflict: Literal["keep", "replace", "raise"] = "keep"
-    retain: Duration | None = None
-    callback: Callback | None = None
-    reply_to: QueueName | None = None
+
+if TYPE_CHECKING:
+
+    class JobOptions(msgspec.Struct, kw_only=True):
+        """
+        What may be said about a job beside its payload: any of `duly.options`.
+        """
+
+        def __getattr__(self, option: str) -> Any: ...
+
+else:
+    JobOptions = msgspec.defstruct(
+        "JobOptions",
+        fields(lambda option: _TYPES[option.kind](option)),
+        kw_only=True,
+        forbid_unknown_fields=True,
+    )
 
 
 class JobRequest(JobOptions, kw_only=True, forbid_unknown_fields=True):
@@ -172,6 +172,10 @@ def time_of(text: str | None, what: str) -> datetime | None:
     return None if text is None else parse_time(text, what)
 
 
+#: Options that are not taken as JSON has them.
+_READ = tuple(option for option in OPTIONS if option.kind.read is not None)
+
+
 def new_job_of(topic: str, request: JobRequest) -> NewJob[Any]:
     """
     The job that a request describes.
@@ -179,28 +183,15 @@ def new_job_of(topic: str, request: JobRequest) -> NewJob[Any]:
     Raises:
         UsageError: A value is wrong.
     """
-    backoff = request.backoff
-    words = None
-    if backoff is not None:
-        words = {name: value for name, value in msgspec.to_builtins(backoff).items() if value is not None}
-    return NewJob(
-        check_topic(topic),
-        bytes(request.payload),
-        id=request.id,
-        delay=seconds(request.delay, "delay"),
-        due_at=time_of(request.due_at, "due_at"),
-        expires=time_of(request.expires, "expires"),
-        priority=request.priority,
-        ttr=seconds(request.ttr, "ttr"),
-        max_attempts=request.max_attempts,
-        max_crashes=request.max_crashes,
-        backoff=None if words is None else from_wire(words),
-        context=request.context,
-        on_conflict=request.on_conflict,
-        retain=seconds(request.retain, "retain"),
-        callback=request.callback,
-        reply_to=request.reply_to,
-    )
+    said = msgspec.structs.asdict(request)
+    payload = bytes(said.pop("payload"))
+    if said["backoff"] is not None:
+        words = msgspec.to_builtins(said["backoff"])
+        said["backoff"] = {name: value for name, value in words.items() if value is not None}
+    for option in _READ:
+        if said[option.name] is not None:
+            said[option.name] = option.read(said[option.name])
+    return NewJob(check_topic(topic), payload, **said)
 
 
 def retry_after(job: Job, now_ms: int) -> str:

@@ -13,7 +13,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from duly.codec import Envelope
 from duly.errors import DulyError, UsageError
 from duly.handlers import Handler
 from duly.http.asyncjob import JOB_ID, Places, job_response, result_response
@@ -268,18 +267,7 @@ class AsyncEndpoint:
         """
         placed = handle.placed
         if placed is not None and placed.created:
-            return Job(
-                topic=self.topic,
-                id=handle.id,
-                state=placed.state,
-                revision=placed.revision,
-                priority=sent.priority,
-                attempts=0,
-                crashes=0,
-                payload=sent.payload,
-                due_ms=placed.due_ms,
-                envelope=Envelope(max_attempts=sent.max_attempts, context=sent.context),
-            )
+            return sent.placed(placed, self.queue.settings.limits)
         job = await handle.get()
         if _context(job).get(MARK) != (sent.context or {})[MARK]:
             raise Problem(

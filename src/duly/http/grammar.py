@@ -6,13 +6,19 @@ Patterns are of the kind that Python, JavaScript and JSON Schema read alike.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta
 
+from duly import options
 from duly.backoff import MAX_WAIT_MS
 from duly.job import TOPIC
 from duly.urls import MAX_URL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from duly.options import Kind, Option
 
 MAX_WAIT_S = MAX_WAIT_MS // 1_000
 
@@ -81,16 +87,6 @@ ADVICE = {
     TIME_PATTERN: "write a time with its offset from UTC: 2026-01-31T09:00:00Z or 2026-01-31T10:00:00+01:00",
 }
 
-Callback = Annotated[
-    str,
-    Meta(
-        pattern=CALLBACK_PATTERN,
-        max_length=MAX_URL,
-        description="a URL that the job is sent to",
-        examples=["https://example.com/hook"],
-    ),
-]
-
 Seconds = Annotated[float, Meta(ge=0, le=MAX_WAIT_S)]
 PositiveSeconds = Annotated[float, Meta(ge=0.001, le=MAX_WAIT_S)]
 
@@ -115,14 +111,32 @@ Time = Annotated[
         extra_json_schema={"format": "date-time"},
     ),
 ]
-JobId = Annotated[str, Meta(pattern=ID_PATTERN, min_length=1, max_length=200, examples=["order-1"])]
-QueueName = Annotated[
-    str,
-    Meta(
-        pattern=TOPIC_PATTERN,
-        min_length=1,
-        max_length=100,
-        description="a queue of replies, which is told when the job has ended",
-        examples=["billing.replies"],
-    ),
-]
+
+#: The type of each kind of option in a request.
+TYPES: dict[Kind, Callable[[Option], Any]] = {
+    options.DURATION: lambda _: Duration,
+    options.POSITIVE_DURATION: lambda _: PositiveDuration,
+    options.TIME: lambda _: Time,
+    options.COUNT: lambda option: Annotated[int, Meta(ge=1, le=option.most)],
+    options.WORD: lambda option: Literal[option.words],
+    options.OBJECT: lambda option: option.kind.json,
+    options.ID: lambda option: Annotated[
+        str, Meta(pattern=ID_PATTERN, min_length=1, max_length=200, examples=[option.example])
+    ],
+    options.NAME: lambda option: Annotated[
+        str,
+        Meta(
+            pattern=TOPIC_PATTERN,
+            min_length=1,
+            max_length=100,
+            description=option.about,
+            examples=[option.example],
+        ),
+    ],
+    options.URL: lambda option: Annotated[
+        str,
+        Meta(
+            pattern=CALLBACK_PATTERN, max_length=MAX_URL, description=option.about, examples=[option.example]
+        ),
+    ],
+}

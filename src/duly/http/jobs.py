@@ -16,7 +16,6 @@ from duly.http import cursors, idempotency
 from duly.http.answers import answer, etag_of, job_answer, path_of
 from duly.http.bodies import read_json
 from duly.http.documents import (
-    STATUS_CODES,
     AcceptedView,
     JobBody,
     JobPage,
@@ -32,7 +31,7 @@ from duly.http.documents import (
 from duly.http.operations import JOB_ID, PREFER, TOPIC, WAIT, Answer, Operation, Parameter
 from duly.http.problems import Problem
 from duly.http.replies import may_reply_to
-from duly.job import Job, JobKey, JobState, Placed, check_id, check_topic, moment
+from duly.job import Job, JobKey, JobState, check_id, check_topic, moment
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -56,7 +55,8 @@ async def create(service: Service, request: Request) -> Response:
     may_reply_to(request, wanted.reply_to)
     if key is not None:
         wanted = idempotency.marked(wanted, key)
-    handle = await service.app.enqueue(new_job_of(request.path_params["topic"], wanted))
+    job = new_job_of(request.path_params["topic"], wanted)
+    handle = await service.app.enqueue(job)
     placed = handle.placed
     assert placed is not None  # noqa: S101  # it was just sent
     # The outcome is not in the document: that is the same, however often a job was sent.
@@ -64,43 +64,14 @@ async def create(service: Service, request: Request) -> Response:
     if wait_s:
         await ended(service, handle.key, wait_s)
     elif placed.created:
-        return answer(_created(wanted, placed), 202, headers | {"ETag": etag_of(placed.revision)})
-    job = await service.job(handle.key)
+        # Told without asking for it again, and with the payload as it came.
+        made = msgspec.structs.replace(job, payload=b"").placed(placed, service.app.settings.limits)
+        view = msgspec.structs.replace(view_of(made), payload=wanted.payload)
+        return answer(view, 202, headers | {"ETag": etag_of(placed.revision)})
+    stored = await service.job(handle.key)
     if key is not None and not handle.created:
-        idempotency.check(job, wanted)
-    return job_answer(job, 200 if wait_s and job.state.ended else 202, headers)
-
-
-def _created(wanted: JobRequest, placed: Placed) -> JobView:
-    """
-    The document of a job that was just stored, without asking for it again.
-    """
-    return JobView(
-        topic=placed.key.topic,
-        id=placed.key.id,
-        state=placed.state.name,
-        status_code=STATUS_CODES[placed.state],
-        revision=placed.revision,
-        priority=wanted.priority,
-        attempts=0,
-        crashes=0,
-        due_at=say_time(moment(placed.due_ms)),  # type: ignore[arg-type]  # it has one
-        started_at=None,
-        finished_at=None,
-        lateness_ms=None,
-        worker=None,
-        lease_until=None,
-        expires_at=wanted.expires,
-        ttr_ms=None,
-        max_attempts=wanted.max_attempts,
-        reply_to=wanted.reply_to,
-        context=wanted.context,
-        progress=None,
-        payload=wanted.payload,
-        unreadable=None,
-        result=None,
-        error=None,
-    )
+        idempotency.check(stored, wanted)
+    return job_answer(stored, 200 if wait_s and stored.state.ended else 202, headers)
 
 
 async def ended(service: Service, key: JobKey, wait_s: float) -> None:

@@ -57,9 +57,7 @@ jobs = Table(
     Column("attempts", Integer, nullable=False),
     Column("crashes", Integer, nullable=False),
     Column("payload", Bytes, nullable=False),
-    Column(
-        "envelope", Bytes, nullable=False
-    ),  # max_attempts, backoff, context, callback, reply_to, as in Redis
+    Column("envelope", Bytes, nullable=False),  # as in Redis
     Column("outcome", Bytes),  # the result of a succeeded job, the error of others
     Column("accepted_ms", BigInteger, nullable=False),
     # The last change that no run made: by a call, or an ending without one.  A run tells its time in its own

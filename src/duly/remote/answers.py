@@ -4,7 +4,7 @@ What the service answers, read back into what its server would have said: jobs, 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -24,7 +24,7 @@ from duly.errors import (
     UsageError,
 )
 from duly.job import Job, JobKey, JobState, Placed
-from duly.newjob import due_at_ms
+from duly.options import TIME, TOLD, due_at_ms
 
 #: What the type of every problem of a duly service begins with.
 TYPES = "urn:duly:problem:"
@@ -80,7 +80,18 @@ class BatchLine(msgspec.Struct, frozen=True):
     problem: Problem | None = None
 
 
-class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
+if TYPE_CHECKING:
+    _Options = msgspec.Struct
+else:
+    _Options = msgspec.defstruct(
+        "_Options",
+        [(option.document, option.told, None) for option in TOLD],
+        frozen=True,
+        kw_only=True,
+    )
+
+
+class JobAnswer(_Options, frozen=True, kw_only=True):
     """
     A job as the service tells it; what a later service tells besides is passed over.
     """
@@ -98,11 +109,6 @@ class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
     lateness_ms: int | None = None
     worker: str | None = None
     lease_until: str | None = None
-    expires_at: str | None = None
-    ttr_ms: int | None = None
-    max_attempts: int | None = None
-    reply_to: str | None = None
-    context: dict[str, Any] | None = None
     progress: msgspec.Raw = _NOTHING
     payload: msgspec.Raw = _NOTHING
     unreadable: str | None = None
@@ -205,6 +211,14 @@ def job_of(answer: JobAnswer) -> Job:
     """
     The job that a document describes.
     """
+    record: dict[str, Any] = {}
+    envelope: dict[str, Any] = {}
+    for option in TOLD:
+        said = getattr(answer, option.document)
+        if option.kept == "envelope":
+            envelope[option.name] = said
+        else:
+            record[option.field] = ms_of(said) if option.kind is TIME else said or 0
     return Job(
         topic=answer.topic,
         id=answer.id,
@@ -222,9 +236,8 @@ def job_of(answer: JobAnswer) -> Job:
         lease_ms=ms_of(answer.lease_until),
         outcome=outcome_of(answer),
         progress=_said(answer.progress),
-        ttr_ms=answer.ttr_ms or 0,
-        expires_ms=ms_of(answer.expires_at),
-        envelope=Envelope(answer.reply_to, answer.max_attempts, None, answer.context),
+        envelope=Envelope(**envelope),
+        **record,
     )
 
 

@@ -12,6 +12,7 @@ import msgspec
 from duly.codec import decode_envelope
 from duly.durations import say_time
 from duly.job import Lane
+from duly.options import IN_ENVELOPE, IN_RECORD
 
 if TYPE_CHECKING:
     from duly.job import Order
@@ -19,54 +20,26 @@ if TYPE_CHECKING:
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _encoder = msgspec.json.Encoder()
 
-
-class JobBody(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """
-    A job to be; what is not said is left to the service.
-    """
-
-    id: str
-    payload: msgspec.Raw
-    delay: str | None = None
-    due_at: str | None = None
-    expires: str | None = None
-    ttr: str | None = None
-    max_attempts: int | None = None
-    max_crashes: int | None = None
-    backoff: dict[str, Any] | None = None
-    context: dict[str, Any] | None = None
-    priority: str = "normal"
-    on_conflict: str = "keep"
-    retain: str | None = None
-    callback: str | None = None
-    reply_to: str | None = None
+_KEPT = (*IN_RECORD, *IN_ENVELOPE)
 
 
 def body_of(order: Order) -> bytes:
     """
-    An order on one line.
+    An order on one line; what is not said is left to the service.
     """
+    said: dict[str, Any] = {
+        "id": order.key.id,
+        # A payload that came as text may have line ends between its values; inside of one are none.
+        "payload": msgspec.Raw(order.payload.replace(b"\n", b" ") or b"null"),
+        "delay": span(order.delay_ms),
+        "due_at": time_text(order.due_ms),
+        "priority": None if order.lane in (Lane.normal, Lane.callback) else order.lane.name,
+        "on_conflict": None if order.on_conflict == "keep" else order.on_conflict,
+    }
     envelope = decode_envelope(order.envelope)
-    return _encoder.encode(
-        JobBody(
-            id=order.key.id,
-            # A payload that came as text may have line ends between its values; inside of one are none.
-            payload=msgspec.Raw(order.payload.replace(b"\n", b" ") or b"null"),
-            delay=span(order.delay_ms),
-            due_at=time_text(order.due_ms),
-            expires=time_text(order.expires_ms or None),
-            ttr=span(order.ttr_ms or None),
-            max_attempts=envelope.max_attempts,
-            max_crashes=order.max_crashes or None,
-            backoff=envelope.backoff,
-            context=envelope.context,
-            priority="normal" if order.lane is Lane.callback else order.lane.name,
-            on_conflict=order.on_conflict,
-            retain=None if order.retain_s is None else f"{order.retain_s}s",
-            callback=envelope.callback,
-            reply_to=envelope.reply_to,
-        )
-    )
+    for option in _KEPT if order.envelope else IN_RECORD:
+        said[option.name] = option.write(option.within(order, envelope))
+    return _encoder.encode({name: value for name, value in said.items() if value is not None})
 
 
 def span(ms: int | None) -> str | None:

@@ -18,6 +18,7 @@ from pyspark.sql.types import (
 )
 
 from duly.errors import UsageError
+from duly.options import CARRIED, IN_ENVELOPE
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,14 +30,12 @@ WRITTEN = {
     "payload": ("string of JSON, or struct, map, array", "what its handler is given"),
     "topic": ("string", "which handler runs it; that of option `topic` if null"),
     "priority": ("string", "`high`, `normal` or `low`; normal if null"),
-    "ttr": ("number of seconds, string or interval", "how long a run may take; the handler's if null"),
-    "max_attempts": ("integer", "how often it is run at most; the handler's if null"),
-    "context": ("string of a JSON object, or struct, map", "travels with the job"),
-    "callback": ("string", "a URL to deliver it to, instead of running a handler"),
-    "reply_to": ("string", "the queue of replies that is told when it has ended"),
+    **{option.name: (option.kind.column, option.meaning) for option in CARRIED},
 }
 REQUIRED = ("id", "due_at", "payload")  #: never null
 OPTIONAL = tuple(name for name in WRITTEN if name not in REQUIRED)
+
+_TYPES: dict[str, DataType] = {"string": StringType(), "int": IntegerType(), "long": LongType()}
 
 #: What becomes of each field of `duly.job.Job` in a scan: the column and its type.  Milliseconds become
 #: times, bytes become text, and the envelope becomes the columns that a write takes.
@@ -59,13 +58,7 @@ SCANNED: dict[str, tuple[tuple[str, DataType], ...]] = {
     "progress": (("progress", StringType()),),
     "ttr_ms": (("ttr_ms", LongType()),),
     "expires_ms": (("expires_at", TimestampType()),),
-    "envelope": (
-        ("max_attempts", IntegerType()),
-        ("backoff", StringType()),
-        ("context", StringType()),
-        ("callback", StringType()),
-        ("reply_to", StringType()),
-    ),
+    "envelope": tuple((option.name, _TYPES[option.kind.sql]) for option in IN_ENVELOPE),
 }
 
 JOBS = StructType(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,10 +18,11 @@ import pyarrow.compute as pc
 
 from duly.backoff import MAX_DUE_MS
 from duly.codec import ASKING, encode
-from duly.durations import parse_duration, parse_time
+from duly.durations import parse_time
 from duly.errors import UsageError
 from duly.job import TOPIC, Lane, check_topic
 from duly.newjob import Limits, NewJob
+from duly.options import CARRIED, OBJECT
 from duly.records import options_of
 from duly.spark.arrays import binary, dicts, digits, fixed, flags, join, json_flags, read_json, texts
 from duly.spark.columns import OPTIONAL, REQUIRED
@@ -32,14 +32,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from duly.job import OnConflict, Order
+    from duly.options import Option
 
 ID_PATTERN = r"^[A-Za-z0-9._~:@=+-]+$"
 ID_CHARS = 200
 REQUEST_BYTES = 6
 RUN_BYTES = 3  #: of those, as in enqueue.lua
 
-#: Columns that make a row unusual: what they say is packed by the code that all senders share.
-_UNUSUAL = ("ttr", "max_attempts", "context", "callback", "reply_to")
 _LANES = pa.array([lane.name for lane in (Lane.normal, Lane.high, Lane.low)])
 
 
@@ -80,9 +79,10 @@ class Packer:
         payloads, readable = self._payloads(batch.column("payload"))
         lanes, known = _lanes(batch)
         plain &= on_time & readable & known
-        for name in _UNUSUAL:
-            if name in batch.schema.names:
-                plain &= flags(batch.column(name).is_null())
+        # What these columns say is packed by the code that all senders share.
+        for option in CARRIED:
+            if option.name in batch.schema.names:
+                plain &= flags(batch.column(option.name).is_null())
 
         members = join(binary(topics.cast(pa.string())), b"/", binary(ids))
         head = np.empty((size, SPEC.size), np.uint8)
@@ -121,12 +121,8 @@ class Packer:
             id=str(id_) if isinstance(id_, int) and not isinstance(id_, bool) else id_,
             due_at=parse_time(due_at, "due_at") if isinstance(due_at, str) else due_at,
             priority="normal" if row.get("priority") is None else row["priority"],
-            ttr=_wait(row.get("ttr")),
-            max_attempts=row.get("max_attempts"),
-            context=_context(row.get("context")),
             on_conflict=self.on_conflict,
-            callback=row.get("callback"),
-            reply_to=row.get("reply_to"),
+            **{option.name: option.read(_object(row.get(option.name), option)) for option in CARRIED},
         ).order(self.limits)
 
     def _unusual(self, parcel: Parcel, plain: NDArray[np.bool_], requests: NDArray[np.uint8]) -> Parcel:
@@ -267,16 +263,10 @@ def _lanes(batch: pa.RecordBatch) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]
     return found.fill_null(0).to_numpy(zero_copy_only=False).astype(np.uint8), flags(found.is_valid())
 
 
-def _wait(value: object) -> timedelta | None:
-    if value is None or isinstance(value, timedelta):
-        return value
-    return timedelta(milliseconds=parse_duration(value, "ttr"))
-
-
-def _context(value: Any) -> Any:
-    if not isinstance(value, str):
+def _object(value: Any, option: Option) -> Any:
+    if option.kind is not OBJECT or not isinstance(value, str):
         return value
     try:
         return msgspec.json.decode(value)
     except ValueError as error:
-        raise UsageError(f"context is no JSON: {error}") from error
+        raise UsageError(f"{option.name} is no JSON: {error}") from error

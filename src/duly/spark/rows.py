@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from duly.codec import decode_envelope
 from duly.job import JobState, Lane
+from duly.options import IN_ENVELOPE
 from duly.records import BASE, HEAD, NOBODY, OPTIONS, UNKNOWN
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 _STATES = tuple(state.name for state in JobState)
 _PRIORITIES = tuple("normal" if lane is Lane.callback else lane.name for lane in Lane)
-_NO_ENVELOPE = (None, None, None, None, None)
+_NO_ENVELOPE = (None,) * len(IN_ENVELOPE)
 
 Row = tuple[Any, ...]
 
@@ -97,14 +98,11 @@ def _text(data: bytes) -> str | None:
 
 def _envelope(data: bytes) -> Row:
     envelope = decode_envelope(data)
-    return (
-        envelope.max_attempts,
-        _json(envelope.backoff),
-        _json(envelope.context),
-        envelope.callback,
-        envelope.reply_to,
-    )
+    return tuple(scalar(getattr(envelope, option.name)) for option in IN_ENVELOPE)
 
 
-def _json(value: object) -> str | None:
-    return None if value is None else msgspec.json.encode(value).decode()
+def scalar(value: Any) -> Any:
+    """
+    What a column holds for a value of an envelope: an object becomes JSON.
+    """
+    return msgspec.json.encode(value).decode() if isinstance(value, dict) else value

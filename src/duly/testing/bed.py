@@ -14,7 +14,7 @@ from weakref import WeakSet
 from duly.errors import UsageError
 from duly.handlers import Handler
 from duly.job import JobState
-from duly.newjob import at_least_one
+from duly.options import at_least_one
 from duly.testing.aside import Aside
 from duly.testing.clock import TestClock
 from duly.testing.draining import Drained, drain

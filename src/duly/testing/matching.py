@@ -14,7 +14,7 @@ from duly.codec import decode
 from duly.errors import UsageError
 from duly.handlers import Handler, NewJob
 from duly.job import check_id, check_topic, moment
-from duly.newjob import due_at_ms
+from duly.options import due_at_ms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

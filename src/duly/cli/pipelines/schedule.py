@@ -14,12 +14,22 @@ from duly.cli.options import TOPIC, app_of, as_json, examples, server
 from duly.cli.output import plain, print_json, say
 from duly.cli.sparking import open_spark, pairs, spark_options, watched
 from duly.durations import say_duration
+from duly.options import CARRIED
 
 if TYPE_CHECKING:
     from duly.spark.schedule import Report
 
 
+_COLUMNS = ("topic", "priority", *(option.name for option in CARRIED))
+
+
 @click.command(
+    help=f"""
+    Enqueue each row of a table: columns id, due_at and payload, and maybe {", ".join(_COLUMNS[:-1])} and
+    {_COLUMNS[-1]}.
+
+    A run that was interrupted is simply run again: what was accepted is not added twice.
+    """,
     short_help="enqueue the rows of a table, once each",
     epilog=examples(
         "duly pipeline schedule --from reminders.parquet --topic mail.reminder --plan",
@@ -66,10 +76,7 @@ def schedule(
     as_json: bool,
 ) -> int:
     """
-    Enqueue each row of a table: columns id, due_at and payload, and maybe topic, priority, ttr, max_attempts,
-    context, callback and reply_to.
-
-    A run that was interrupted is simply run again: what was accepted is not added twice.
+    Enqueue each row of a table.
     """
     from duly.spark import schedule as pipeline
     from duly.spark.trouble import explained

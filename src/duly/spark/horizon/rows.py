@@ -7,12 +7,13 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pyarrow as pa
 
 from duly.codec import decode_envelope
 from duly.errors import UsageError
 from duly.job import Lane, moment
+from duly.options import CARRIED
+from duly.spark.rows import scalar
 
 if TYPE_CHECKING:
     from duly.job import Order
@@ -21,29 +22,15 @@ if TYPE_CHECKING:
 PARTITION = (
     "day"  #: of the due time, in UTC: a pass opens the files of a day or two, whatever the table holds
 )
+_TYPES = {"string": pa.string(), "int": pa.int32(), "long": pa.int64()}
+_OWN = {"topic": "string", "id": "string", "due_ms": "long", "payload": "string", "priority": "string"}
+_OPTIONS = {option.field: option.kind.sql for option in CARRIED}
 #: Columns of the table.  Anybody may append rows who keeps to them.
-ROWS = pa.schema(
-    [
-        pa.field("topic", pa.string()),
-        pa.field("id", pa.string()),
-        pa.field("due_ms", pa.int64()),
-        pa.field("payload", pa.string()),
-        pa.field("priority", pa.string()),
-        pa.field("ttr_ms", pa.int64()),
-        pa.field("max_attempts", pa.int32()),
-        pa.field("context", pa.string()),
-        pa.field("callback", pa.string()),
-        pa.field("reply_to", pa.string()),
-        pa.field(PARTITION, pa.string()),
-    ]
-)
+ROWS = pa.schema({name: _TYPES[sql] for name, sql in (_OWN | _OPTIONS | {PARTITION: "string"}).items()})
 #: Columns that tables of earlier releases do not have; there they are null.
-ADDED = ("reply_to",)
+ADDED = tuple(name for name in _OPTIONS if name not in ("ttr_ms", "max_attempts", "context", "callback"))
 #: The same in Spark's words, without the day, which is in the names of folders.
-STORED = (
-    "topic string, id string, due_ms long, payload string, priority string, ttr_ms long, max_attempts int, "
-    "context string, callback string, reply_to string"
-)
+STORED = ", ".join(f"{name} {sql}" for name, sql in (_OWN | _OPTIONS).items())
 
 
 def row_of(given: dict[str, Any], packer: Packer) -> dict[str, Any]:
@@ -62,11 +49,7 @@ def row_of(given: dict[str, Any], packer: Packer) -> dict[str, Any]:
         "due_ms": due_ms,
         "payload": order.payload.decode(),
         "priority": "normal" if order.lane is Lane.callback else order.lane.name,
-        "ttr_ms": order.ttr_ms or None,
-        "max_attempts": envelope.max_attempts,
-        "context": None if envelope.context is None else msgspec.json.encode(envelope.context).decode(),
-        "callback": envelope.callback,
-        "reply_to": envelope.reply_to,
+        **{option.field: scalar(option.within(order, envelope)) for option in CARRIED},
         PARTITION: day_of(due_ms),
     }
 

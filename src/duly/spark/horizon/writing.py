@@ -47,8 +47,7 @@ def put_off(frame: DataFrame, table: str, *, topic: str | None = None, limits: L
     """
     Let jobs wait in a Delta table until they are nearly due; how many.
 
-    Columns are those of a write to the queue: id, due_at and payload, and maybe topic, priority, ttr,
-    max_attempts, context, callback and reply_to.
+    Columns are those of a write to the queue: `duly.spark.columns.WRITTEN`.
 
     Raises:
         UsageError: A column is missing or is none of a job's, or a row is wrong; then nothing was written.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812  # as everybody who writes Spark calls it
 
+from duly import options
 from duly.spark.ledger import ENDED, ENDINGS, with_lives
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ TOLD = (
     *("error", "due_at", "finished_at", "lateness_ms"),
 )
 #: What only the queue knows.
-CARRIED = ("payload", "ttr", "max_attempts", "context", "callback", "reply_to")
+CARRIED = ("payload", *(option.name for option in options.CARRIED))
 ID_CHARS = 180  #: of an old id that are kept in a new one, so that it stays valid
 
 
@@ -110,11 +111,7 @@ def sent(chosen: DataFrame, run: str, now: datetime, *, same_ids: bool) -> DataF
         "payload",
         "topic",
         "priority",
-        "ttr",
-        "max_attempts",
-        _with_lineage(source, run).alias("context"),
-        "callback",
-        "reply_to",
+        *(_with_lineage(source, run).alias(name) if name == "context" else name for name in CARRIED[1:]),
     )
 
 
