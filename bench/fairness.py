@@ -18,6 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure as Drawing
+
 from duly import Duly, current_job
 from duly.bench.figure import Figure
 from duly.bench.report import table, write
@@ -82,6 +84,10 @@ async def work(url: str, topic: str, concurrency: int) -> None:
         await app.work(concurrency=concurrency)
 
 
+def _start(command: list[str], **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, **options)
+
+
 async def herd(url: str, jobs: int, foreign: int, seconds: float) -> tuple[list[tuple[float, float]], int]:
     """
     How late urgent jobs are before, while and after a herd falls due, as (seconds after it, ms late).
@@ -101,10 +107,8 @@ async def herd(url: str, jobs: int, foreign: int, seconds: float) -> tuple[list[
         )
         await store.enqueue_many(orders)
         command = [sys.executable, __file__, "--url", url, "--worker"]
-        workers = [] if foreign else [subprocess.Popen([*command, "bulk", "--concurrency", "50"])]
-        urgent = subprocess.Popen(
-            [*command, "urgent", "--concurrency", "10"], stdout=subprocess.PIPE, text=True
-        )
+        workers = [] if foreign else [_start([*command, "bulk", "--concurrency", "50"])]
+        urgent = _start([*command, "urgent", "--concurrency", "10"], stdout=subprocess.PIPE, text=True)
         try:
             await asyncio.sleep(max(0, due_ms / 1000 - 2 - time.time()))
             await store.link.call("SLOWLOG", "RESET")
@@ -157,12 +161,8 @@ async def measure(args: argparse.Namespace) -> tuple[list[Figure], dict[str, Any
 
 
 def plot(path: Path, drawn: dict[str, Any]) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (above, *below) = plt.subplots(1 + len(drawn["herds"]), 1, figsize=(11, 12), layout="constrained")
+    figure = Drawing(figsize=(11, 12), layout="constrained")
+    above, *below = figure.subplots(1 + len(drawn["herds"]), 1)
     above.boxplot(list(drawn["shares"].values()), whis=(0, 100))
     above.set_xticks(
         range(1, len(drawn["shares"]) + 1), list(drawn["shares"]), rotation=30, ha="right", fontsize=7

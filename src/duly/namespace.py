@@ -54,7 +54,7 @@ async def create(
         args = [LAYOUT, shards, clock, secrets.token_hex(8), max_event_rows, max_event_bytes]
         answer = await link.run("create", [ShardKeys(namespace, shard).fixed["meta"]], args)
         layout, its_shards, its_clock, epoch = (part.decode() for part in answer)
-        _match(namespace, "layout version", layout, LAYOUT, "use a duly that speaks it, or another namespace")
+        _match_layout(namespace, layout)
         _match(namespace, "shard count", its_shards, str(shards), f"set shards = {its_shards}")
         _match(namespace, "clock", its_clock, clock, "a namespace keeps the clock that it was created with")
         epochs.append(epoch)
@@ -66,14 +66,24 @@ async def require(link: Link, namespace: str) -> None:
     Insist that somebody has made *namespace*, for those who only look at it.
 
     Raises:
-        LayoutMismatch: Nobody has.
+        LayoutMismatch: Nobody has, or a release of duly with another layout.
     """
-    if await link.call("HGET", ShardKeys(namespace, 0).fixed["meta"], "layout") is None:
+    layout = await link.call("HGET", ShardKeys(namespace, 0).fixed["meta"], "layout")
+    if layout is None:
         msg = (
             f"there is no namespace {namespace!r} at {link.place}: no app has used it yet; "
             "check the namespace and the server"
         )
         raise LayoutMismatch(msg)
+    _match_layout(namespace, layout.decode())
+
+
+def _match_layout(namespace: str, layout: str) -> None:
+    remedy = (
+        f"let the duly that made it run its jobs to their end and delete its keys ({{{namespace}:*), "
+        "or choose another namespace"
+    )
+    _match(namespace, "layout version", layout, LAYOUT, remedy)
 
 
 def _match(namespace: str, what: str, theirs: str, ours: str, remedy: str) -> None:

@@ -208,9 +208,20 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(again=st.booleans())
     def promote(self, again: bool) -> None:
-        moved = self.model.promote(TOPICS)
-        seen = self.do(self.store.promote(0), again=again)
-        assert again or moved == seen.moved
+        expected = self.model.promote(TOPICS)
+        moved = self._promote(again=again)
+        assert again or expected == moved
+
+    def _promote(self, *, again: bool = False) -> int:
+        """
+        What a timer does: one call need not come to all topics.
+        """
+        moved = 0
+        while True:
+            seen = self.do(self.store.promote(0), again=again)
+            moved += seen.moved
+            if not seen.more and not seen.unnamed:
+                return moved
 
     @rule(
         target=leases,
@@ -676,6 +687,9 @@ class StoreMachine(RuleBasedStateMachine):
             )
             if key not in model.rows or _INDEX.get(model.rows[key].state) != index:
                 self.client.zadd(self._index(index, key.topic), {key.member: 5})
+                if index == "due" and key.topic not in {row.order.key.topic for row in rows}:
+                    # Nothing else would tell of that topic.
+                    self.client.zadd(fixed["next_due"], {key.topic: 5})
         elif kind == 1:
             self.client.hincrby(fixed["topics"], f"mail:{data.draw(st.sampled_from(list(JobState))).name}", 3)
         elif kind == 2:
@@ -784,7 +798,7 @@ class StoreMachine(RuleBasedStateMachine):
             for _ in range(4):
                 self.clock.advance(s=100)
                 self.do(self.store.recover(0))
-                self.do(self.store.promote(0))
+                self._promote()
                 # What has to run isolated comes alone.
                 for callbacks in [False, True] * 7:
                     claim = self.store.claim(0, wants, worker=f"w{callbacks}", callbacks=callbacks)

@@ -53,7 +53,7 @@
 
 -- Of a hundred claims that find work in all lanes, high comes first in 76, normal in 19 and low in 5.
 local HIGH, NORMAL, LOW, HIGH_WEIGHT, NORMAL_WEIGHT, LOW_WEIGHT = 1, 0, 2, 16, 4, 1
-local FIELDS, WANTS, MOVED_AT_ONCE, MOVED_AT_LEAST = 6, 4, 128, 16
+local FIELDS, WANTS, MOVED_AT_ONCE, MOVED_AT_LEAST, TOPICS_SERVED = 6, 4, 128, 16, 8
 -- How long the other half of a group that crashed together is left to others, and how long one worker may make room.
 local HALF_MS, ROOM_MS, BROAD_MS, STANDS_BY = 100, 60000, 10000, 2
 
@@ -430,8 +430,9 @@ local function take_all_ready(position, quota)
   end
 end
 
--- Each topic its part of the slots first, then whatever one leaves to the others.
-local parts = {math.ceil(left / math.max(#looks, 1)), left}
+-- Each topic its part of the slots first, then whatever one leaves to the others.  Not too small a part: with every topic
+-- comes a handful of commands.
+local parts = {math.ceil(left / math.max(1, math.min(#looks, TOPICS_SERVED))), left}
 for round = 1, #looks > 1 and 2 or 1 do
   for step = 0, #looks - 1 do
     local position = looks[(turn + step) % #looks + 1]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from duly.store import Store
 
 NAMED = 32  #: topics that one claim names at most
+CHOSEN = 8  #: of those that have something, where there are more: each brings keys and commands
 LISTENED = 256  #: wake lists that one wait listens to at most
 SCAN_S = 1.0  #: how often every shard is looked through, because a message may be lost
 PAGE = 1000
@@ -50,7 +51,7 @@ class Backlog:
         Topics for one claim: a few of those that have something, by chance, so that none starves.
         """
         known = self._known[shard]
-        return list(known) if len(known) <= NAMED else random.sample(sorted(known), NAMED)
+        return list(known) if len(known) <= CHOSEN else random.sample(tuple(known), CHOSEN)
 
     def note(self, shard: int, named: Iterable[str], rest: Iterable[str]) -> None:
         """

@@ -92,6 +92,9 @@ class Claims:
             started += await self._claim(shard, wants, limit - started, broad=broad)
             if self.stopping or not running.free or self._making_room:
                 break
+        if started and broad and self._backlog.shards():
+            # Other topics have something as well: only a few of them are named in a claim.
+            return started
         if started < limit and not self.stopping and not self._passed_by and waiting is not None:
             topics = () if broad else tuple(want.topic for want in self._wants(0, broad=False))
             if not topics and not broad:
