@@ -142,7 +142,7 @@ def delay_ms(backoff: Backoff, attempt: int, random: Callable[[], float] = _rand
             return _exponential_ms(backoff, attempt, random)
     try:
         return wait_ms(backoff(attempt), "the backoff's answer")
-    except Exception as error:  # noqa: BLE001  # a user's function: anything may come out of it
+    except BaseException as error:  # noqa: BLE001  # a user's function: anything may come out of it
         name = getattr(backoff, "__qualname__", repr(backoff))
         log.warning("backoff %s failed for attempt %d, using %s: %r", name, attempt, DEFAULT, error)
         return _exponential_ms(DEFAULT, attempt, random)

@@ -188,14 +188,14 @@ def _type_of(exc: BaseException) -> str:
 def _message_of(exc: BaseException) -> str:
     try:
         return str(exc)
-    except Exception:  # noqa: BLE001  # a broken __str__ must not hide the failure itself
+    except BaseException:  # noqa: BLE001  # a broken __str__ must not hide the failure itself
         return "(its message cannot be shown)"
 
 
 def _traceback_of(exc: BaseException) -> str:
     try:
         return "".join(_traceback.format_exception(exc))
-    except Exception:  # noqa: BLE001  # as above
+    except BaseException:  # noqa: BLE001  # as above
         return "(its traceback cannot be shown)"
 
 

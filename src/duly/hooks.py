@@ -4,11 +4,13 @@ Hooks: functions that an app wants to be told what happens to its runs.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from typing import TYPE_CHECKING, Any, Literal
 
 from duly.context import CurrentJob
+from duly.interruption import is_interruption
 from duly.logs import place_of
 
 if TYPE_CHECKING:
@@ -48,12 +50,15 @@ class Hooks:
         Call every hook of *moment*, one after the other.
         """
         hooks: list[Callable[..., Any]] = getattr(self, moment)
+        task = asyncio.current_task()
         for hook in hooks:
             try:
                 answer = hook(*about)
                 if inspect.isawaitable(answer):
                     await answer
-            except Exception as error:  # noqa: BLE001  # named without its message, which may quote a payload
+            except BaseException as error:  # named without its message, which may quote a payload
+                if is_interruption(error, task):
+                    raise
                 job = about[0] if about and isinstance(about[0], CurrentJob) else None
                 log.error(  # noqa: TRY400  # as above
                     "hook on_%s failed: %s", moment, place_of(error), extra=job.log_fields() if job else None

@@ -137,7 +137,7 @@ def outcome_of(
     if not isinstance(answer, (Raised, Planned)):
         try:
             return Ack(encode_result(answer))
-        except Exception as error:  # noqa: BLE001  # whatever it is, the job must not be lost with it
+        except BaseException as error:  # noqa: BLE001  # whatever it is, the job must not be lost with it
             answer = Raised(error)
 
     ending = answer.exc if isinstance(answer, Raised) else answer

@@ -9,6 +9,8 @@ import os
 import signal
 from collections import Counter
 
+import pytest
+
 from duly.events import Verb
 from duly.job import JobKey, JobState
 from tests.acceptance.harness import seeded, until
@@ -88,3 +90,41 @@ async def test_ctrl_c_reaches_child_processes_too_and_they_finish_all_the_same(s
     assert 0 == await worker.exit_code(), worker.said()
     [job] = await rig.jobs([JobKey("process", "a")])
     assert (JobState.succeeded, 1, 0) == (job.state, job.attempts, job.crashes)
+
+
+async def test_a_handler_that_exits_fails_alone_and_a_signal_still_drains(start_rig):
+    rig = await start_rig(drain_grace="60s")
+    [worker] = await rig.start_workers(1)
+    is_draining = rig.dir / "draining"
+    await rig.app.enqueue("loop", {"until": str(is_draining)}, id="neighbour")
+    await rig.ledger.wait_for("started")
+    ways = ("itself", "task", "group", "gather", "callback")
+    for how in ways:
+        await rig.app.enqueue("exit", {"how": how}, id=how)
+        await rig.ledger.wait_for("started", 2 + ways.index(how))
+    await until(lambda: worker.said().count("the worker goes on") == 4, 20, "four escaped")
+    worker.send(signal.SIGTERM)
+    await until(lambda: "draining" in worker.said(), 20, "the worker drains")
+    is_draining.touch()
+    assert 0 == await worker.exit_code()
+    assert "drained" in worker.said()
+
+    jobs = await rig.jobs([JobKey("loop", "neighbour"), *(JobKey("exit", how) for how in ways)])
+    assert {(1, 0)} == {(job.attempts, job.crashes) for job in jobs}
+    done, dead = JobState.succeeded, JobState.dead
+    assert [done, dead, dead, dead, dead, done] == [job.state for job in jobs]
+    for job in jobs[1:5]:
+        assert b'{"type":"SystemExit","message":"enough"}' == job.outcome
+
+
+@pytest.mark.parametrize("catches", ["cancel", "everything"])
+async def test_a_worker_drains_although_a_handler_does_not_stop(start_rig, catches):
+    rig = await start_rig(drain_grace="200ms")
+    [worker] = await rig.start_workers(1)
+    await rig.app.enqueue("stubborn", {"catches": catches}, id="a", ttr=600)
+    await rig.ledger.wait_for("started")
+    worker.send(signal.SIGTERM)
+    assert 0 == await worker.exit_code()
+    assert "drained" in worker.said()
+    [job] = await rig.jobs([JobKey("stubborn", "a")])
+    assert (JobState.ready, 0, 0) == (job.state, job.attempts, job.crashes)

@@ -10,6 +10,8 @@ import time
 from statistics import median
 from typing import TYPE_CHECKING
 
+import pytest
+
 from duly.job import JobKey, JobState
 from tests.acceptance.harness import gone, result_of, seeded, until
 from tests.acceptance.mixed import SUCCEEDED, Mixed
@@ -164,16 +166,17 @@ async def test_a_worker_whose_loop_is_frozen_ends_and_others_take_over(start_rig
     assert [(JobState.dead, 1), (JobState.succeeded, 0)] == [(job.state, job.crashes) for job in jobs]
 
 
-async def test_a_worker_with_threads_that_will_not_stop_starts_itself_anew(start_rig):
+@pytest.mark.parametrize("topic", ["deaf", "stubborn"], ids=["threads", "async"])
+async def test_a_worker_with_handlers_that_will_not_stop_starts_itself_anew(start_rig, topic):
     rig = await start_rig(drain_grace="500ms")
     [worker] = await rig.start_workers(1)
     for number in range(8):
-        await rig.app.enqueue("deaf", {}, id=f"d{number}")
+        await rig.app.enqueue(topic, {}, id=f"d{number}")
     await until(lambda: worker.said().count("working on") == 2, 20, "the worker starts anew")
     assert worker.alive
     await rig.app.enqueue("thread", {}, id="after")
     await rig.all_ended()
-    jobs = await rig.jobs([*(JobKey("deaf", f"d{number}") for number in range(8)), JobKey("thread", "after")])
+    jobs = await rig.jobs([*(JobKey(topic, f"d{number}") for number in range(8)), JobKey("thread", "after")])
     assert [(JobState.dead, 1, 0)] * 8 + [(JobState.succeeded, 1, 0)] == [
         (job.state, job.attempts, job.crashes) for job in jobs
     ]

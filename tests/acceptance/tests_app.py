@@ -8,6 +8,7 @@ import asyncio
 import faulthandler
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -70,6 +71,42 @@ def process(version: int = 0, ms: float = 0, fail: int = 0) -> dict:
 def deaf() -> None:
     note("started")
     time.sleep(600)
+
+
+@app.handler("stubborn", ttr=0.2, max_attempts=1)
+async def stubborn(catches: str = "cancel") -> None:
+    note("started")
+    caught = asyncio.CancelledError if catches == "cancel" else BaseException
+    while True:
+        try:
+            await asyncio.sleep(600)
+        except caught:
+            continue
+
+
+async def _exit() -> None:
+    await asyncio.sleep(0.01)
+    sys.exit("enough")
+
+
+@app.handler("exit", max_attempts=1)
+async def exit_(how: str) -> None:
+    note("started")
+    match how:
+        case "itself":
+            await _exit()
+        case "task":
+            await asyncio.create_task(_exit())
+        case "group":
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_exit())
+                group.create_task(asyncio.sleep(600))
+        case "gather":
+            await asyncio.gather(_exit(), asyncio.sleep(0.02))
+        case "callback":
+            asyncio.get_running_loop().call_soon(sys.exit, "nobody awaits it")
+            await asyncio.sleep(0.05)
+            note("finished")
 
 
 @app.handler("freeze")

@@ -5,12 +5,19 @@ Handlers that run in child processes: these import this module, so it must be on
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
 from duly import Bury, Duly, Retry, Snooze, current_job
 
 app = Duly("redis://nobody.invalid")
+
+
+class Panic(BaseException):
+    """
+    No Exception, as those that Rust code raises.
+    """
 
 
 @app.handler("square", run_in="process")
@@ -55,6 +62,10 @@ def end(how: str) -> object:
             raise KeyError("in a child")
         case "exit":
             os._exit(3)
+        case "sys.exit":
+            sys.exit("enough")
+        case "panic":
+            raise Panic("unwrapped nothing")
         case "snooze":
             return Snooze(0.01) if not Path(current_job().context["path"]).exists() else "woke"
         case "retry":
@@ -66,6 +77,15 @@ def end(how: str) -> object:
         case "progress":
             current_job().progress("x" * 10_000)
     return None
+
+
+@app.handler("fork", run_in="process", max_attempts=1)
+def fork(path: str) -> None:
+    # It inherits the pipe to the worker, and is not killed with its parent.
+    child = os.fork()
+    if child:
+        Path(path).write_text(str(child))
+    time.sleep(600)
 
 
 @app.handler("linger", run_in="process", concurrency=1)

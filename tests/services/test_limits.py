@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from duly import Fixed, JobFailed, current_job
-from duly.services import calling
+from duly.services import stragglers
 from duly.services.children import START_S
 from duly.services.running import Running
-from duly.services.worker import WORN_THREADS, WornOut
+from duly.services.worker import WORN_HANDLERS, WornOut
 from duly.store import Store
 from tests.eventually import eventually
 from tests.services import processes, slow_start
@@ -109,24 +109,24 @@ async def test_a_lease_lasts_while_its_process_starts_and_the_time_to_run_counts
 
 
 async def test_a_worker_with_too_many_threads_that_will_not_stop_ends(app, monkeypatch):
-    monkeypatch.setattr(calling, "WORN_S", 0.05)
+    monkeypatch.setattr(stragglers, "WORN_S", 0.05)
     release = threading.Event()
 
     @app.handler("deaf", ttr=0.05, max_attempts=1)
     def deaf() -> None:
         release.wait(20)
 
-    for _ in range(WORN_THREADS):
+    for _ in range(WORN_HANDLERS):
         await app.enqueue(deaf.job())
     try:
-        with pytest.raises(WornOut, match="8 handler threads did not stop"):
+        with pytest.raises(WornOut, match="8 handlers did not stop"):
             await asyncio.wait_for(app.work(), 20)
     finally:
         release.set()
 
 
 async def test_threads_that_stop_when_told_wear_nothing_out(app, monkeypatch):
-    monkeypatch.setattr(calling, "WORN_S", 0.5)
+    monkeypatch.setattr(stragglers, "WORN_S", 0.5)
 
     @app.handler("polite", ttr=0.05, max_attempts=1)
     def polite() -> None:

@@ -5,10 +5,12 @@ A server that goes away and comes back; and calls that leave together.
 from __future__ import annotations
 
 import asyncio
+import signal
 
 import pytest
 
 from duly import OutcomeUnknown, StoreUnavailable
+from duly.namespace import inspect
 from duly.store import Store
 from tests.eventually import eventually
 from tests.services.conftest import becomes, tally, working
@@ -47,6 +49,39 @@ async def test_everything_goes_on_when_a_killed_server_comes_back(own_server, ma
         assert "kept" == await waiting
     assert ["held"] == [run for run in runs if run == "held"]
     assert [("succeeded", 1, 0)] * 2 == [await tally(job) for job in (running, later)]
+
+
+async def test_a_server_that_stands_still_for_longer_than_a_lease_counts_no_crash(own_server, make_app):
+    apps = [make_app(own_server.url, lease=3, recover_scan=0.1, timer_scan=0.5) for _ in range(2)]
+    gate, runs = asyncio.Event(), []
+    for app in apps:
+
+        @app.handler("held")
+        async def held(number: int) -> int:
+            runs.append(number)
+            await gate.wait()
+            return number
+
+    app = apps[0]
+    store = await app.store()
+    while (await inspect(store.link)).uptime_s <= 5:
+        await asyncio.sleep(0.1)  # right after its start no crash is counted anyway
+    async with working(apps[0], concurrency=5), working(apps[1], concurrency=5):
+        jobs = [await app.enqueue(held.job(number)) for number in range(10)]
+        for job in jobs:
+            await becomes(job, "running")
+        own_server.process.send_signal(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(2 * 3 + 1)
+        finally:
+            own_server.process.send_signal(signal.SIGCONT)
+        # As long as it may be held against somebody: the hold and the lease after it.
+        await asyncio.sleep(2 * 3)
+        gate.set()
+        store.link.patience_s = 30
+        assert list(range(10)) == [await job.result(timeout=60) for job in jobs]
+    assert [("succeeded", 1, 0)] * 10 == [await tally(job) for job in jobs]
+    assert list(range(10)) == sorted(runs), "each kept its lease"
 
 
 async def test_a_worker_that_ends_while_the_server_is_away_leaves_nothing_behind(

@@ -5,15 +5,20 @@ The recoverer: takes back what was abandoned, and holds back when time itself is
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 
 import pytest
 
+from duly import Duly, StoreUnavailable
 from duly.job import JobState
+from duly.namespace import inspect
+from duly.services.contact import Contact
 from duly.services.outlook import Outlook
 from duly.services.recoverer import Recoverer
 from duly.store import PER_CALL, Look
 from tests.eventually import eventually
-from tests.services.conftest import becomes, working
+from tests.services.conftest import becomes, tally, working
 from tests.services.test_limits import Gauge
 from tests.store.kit import claim, enqueue, key
 
@@ -35,6 +40,7 @@ def monotonic(monkeypatch) -> FakeTime:
     fake = FakeTime()
     monkeypatch.setattr("duly.services.recoverer.time", fake)
     monkeypatch.setattr("duly.services.outlook.time", fake)
+    monkeypatch.setattr("duly.services.contact.time", fake)
     return fake
 
 
@@ -46,7 +52,8 @@ class Scene:
     def __init__(self, store, clock, monotonic) -> None:
         self.store, self.clock, self.monotonic = store, clock, monotonic
         self.outlook = Outlook()
-        self.recoverer = Recoverer(store, 0, self.outlook, every_s=1)
+        self.contact = Contact(store.lease_ms / 2000)
+        self.recoverer = Recoverer(store, 0, self.outlook, every_s=1, contact=self.contact)
 
     async def begin(self) -> None:
         # As in a process that has seen this server before: its start is not in question here.
@@ -56,6 +63,9 @@ class Scene:
         await self.recoverer.run_once()
 
     def passes(self, s: float, *, server_s: float | None = None) -> None:
+        """
+        Let time pass in which the server is silent and nobody looks.
+        """
         self.monotonic.now_s += s
         # A server's clock may be set back; the clock for tests of users refuses that.
         self.clock.now_ms += round((s if server_s is None else server_s) * 1000)
@@ -78,6 +88,15 @@ class Scene:
         self.passes(took_s)
         self.outlook.note(look, sent_s)
 
+    def is_late(self, s: float) -> None:
+        """
+        Let time pass in which the server answers the heart, but the loop of this process is busy.
+        """
+        while s > 0:
+            self.passes(min(s, 5))
+            self.contact.note()
+            s -= 5
+
     async def steps(self, s: float) -> int:
         """
         Let *s* seconds pass with a look and a run of the recoverer each second.
@@ -85,6 +104,7 @@ class Scene:
         touched = 0
         for _ in range(int(s)):
             self.passes(1)
+            self.contact.note()
             await self.look()
             touched += await self.recoverer.run_once()
         return touched
@@ -140,10 +160,101 @@ async def test_a_server_that_was_out_of_reach_for_long_counts_no_crash(scene, st
     await enqueue(store, "a")
     await claim(store)
     scene.passes(20)
+    scene.contact.note()
     await scene.look()
     assert 0 == await scene.recoverer.run_once()
     assert 1 == await scene.steps(16)
     assert (JobState.ready, 0) == ((await views.get(key("a"))).state, (await views.get(key("a"))).crashes)
+
+
+async def test_a_server_that_was_out_of_reach_is_held_against_nobody_whoever_looks_first(scene, store, views):
+    await enqueue(store, "a")
+    await claim(store)
+    scene.passes(20)
+    assert 0 == await scene.recoverer.run_once(), "nobody has looked since"
+    scene.contact.note()
+    assert 1 == await scene.steps(16)
+    assert (JobState.ready, 0) == ((await views.get(key("a"))).state, (await views.get(key("a"))).crashes)
+
+
+async def test_a_loop_that_was_busy_holds_nothing_back_while_the_server_was_there(scene, store, views):
+    await enqueue(store, "a")
+    await claim(store)
+    touched = []
+    for _ in range(3):
+        # Past the silence of 5 s, again and again, and within the lease of 15 s.
+        scene.is_late(6)
+        await scene.look()
+        touched.append(await scene.recoverer.run_once())
+    assert [0, 0, 1] == touched
+    assert (JobState.scheduled, 1) == ((await views.get(key("a"))).state, (await views.get(key("a"))).crashes)
+
+
+async def test_a_busy_loop_does_not_hide_that_the_server_was_away(scene, store, views):
+    await enqueue(store, "a")
+    await claim(store)
+    scene.is_late(3)
+    scene.passes(14)
+    scene.contact.note()
+    await scene.look()
+    assert 0 == await scene.recoverer.run_once()
+    assert 1 == await scene.steps(16)
+    assert 0 == (await views.get(key("a"))).crashes
+
+
+async def test_however_often_a_doubt_is_renewed_recovery_waits_for_two_leases_at_most(scene, store, views):
+    await enqueue(store, "a")
+    await claim(store)
+    touched, began_s = 0, scene.monotonic.now_s
+    while not touched:
+        # Nobody can tell whether the server was there.
+        scene.passes(6)
+        await scene.look()
+        touched = await scene.recoverer.run_once()
+        assert scene.monotonic.now_s - began_s <= 6 + 2 * 15 + 6
+    assert scene.monotonic.now_s - began_s >= 2 * 15
+    assert (JobState.ready, 0) == ((await views.get(key("a"))).state, (await views.get(key("a"))).crashes)
+
+
+async def test_after_an_outage_workers_have_a_lease_however_long_there_was_doubt_before(
+    scene, store, views, monkeypatch
+):
+    await enqueue(store, "a")
+    await claim(store)
+    scene.passes(6)
+    await scene.look()
+    assert 0 == await scene.recoverer.run_once(), "the doubt begins"
+    scene.passes(20)
+    with monkeypatch.context() as away:
+        away.setattr(store.link, "call", _refuse)
+        with pytest.raises(StoreUnavailable):
+            await scene.recoverer.run_once()
+    scene.passes(600)
+    scene.contact.note()
+    await scene.look()
+    assert 0 == await scene.recoverer.run_once()
+    assert 0 == await scene.steps(14)
+    assert 1 == await scene.steps(2)
+    assert 0 == (await views.get(key("a"))).crashes
+
+
+async def _refuse(*_):
+    raise StoreUnavailable("away")
+
+
+async def test_a_restart_of_the_server_is_waited_for_however_long_there_was_doubt_before(scene, store):
+    await enqueue(store, "a")
+    await claim(store)
+    for _ in range(5):
+        scene.passes(6)
+        await scene.look()
+        assert 0 == await scene.recoverer.run_once()
+    scene.recoverer._run_id = b"of the server before"
+    scene.passes(7)
+    await scene.look()
+    assert 0 == await scene.recoverer.run_once(), "workers have one lease from now on"
+    assert 0 == await scene.steps(14)
+    assert 1 == await scene.steps(2)
 
 
 async def test_an_answer_read_late_is_not_a_jump(scene, store):
@@ -282,3 +393,57 @@ async def test_a_worker_that_lost_a_job_to_the_recoverer_may_run_it_again_itself
         await eventually(lambda: [0] == stopped)
         gates[1].set()
         assert "run 1" == await job.result(timeout=10)
+
+
+class BusyWorker(threading.Thread):
+    """
+    A worker whose handler blocks its loop again and again.
+    """
+
+    def __init__(self, block_s: float, url: str, **settings) -> None:
+        super().__init__(daemon=True)
+        self.block_s, self.url, self.settings = block_s, url, settings
+        self.ending = threading.Event()
+
+    def run(self) -> None:
+        asyncio.run(self._work())
+
+    async def _work(self) -> None:
+        async with Duly(self.url, **self.settings) as app:
+            stop = asyncio.Event()
+
+            @app.handler("block", ttr=600)
+            async def block() -> None:
+                while not self.ending.is_set():
+                    time.sleep(self.block_s)
+                    await asyncio.sleep(0.05)
+                stop.set()
+
+            await app.work(stop=stop)
+
+
+async def test_a_handler_that_blocks_the_loop_again_and_again_does_not_hold_recovery_back(
+    make_app, valkey, namespace
+):
+    lease_s = 9
+    settings = {"lease": lease_s, "timer_scan": 0.5, "recover_scan": 0.5}
+    app = make_app(**settings)
+    store = await app.store()
+    while (await inspect(store.link)).uptime_s <= lease_s + 2:
+        await asyncio.sleep(0.1)  # right after the start of a server no crash is counted
+    busy = BusyWorker(lease_s / 3 + 0.5, valkey.url, namespace=namespace, **settings)
+    busy.start()
+    try:
+        await app.enqueue("block", {}, id="b")
+        await becomes(app.job("block", "b"), "running", 30)
+        jobs = [await app.enqueue("lost", {}) for _ in range(5)]
+        assert 5 == len(await claim(store, "lost", worker="dead"))
+
+        async def recovered() -> None:
+            assert [1] * 5 == [(await job.get()).crashes for job in jobs]
+
+        await eventually(recovered, 5 * lease_s)
+        assert ("running", 0, 0) == await tally(app.job("block", "b")), "it has kept its own"
+    finally:
+        busy.ending.set()
+        await asyncio.to_thread(busy.join, 30)

@@ -5,6 +5,7 @@ drain() runs what is due by the clock of the test, with the real worker on a rea
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from datetime import timedelta
 
@@ -187,6 +188,24 @@ async def test_handlers_in_threads_and_processes_run_too(duly):
     drained = await duly.drain()
     assert ["duly-handler"] == [ran.result for ran in drained.of("where")]
     assert ["b"] == [ran.result["id"] for ran in drained.of("about")]
+
+
+async def test_a_handler_that_exits_is_told_like_any_other_failure(duly):
+    @duly.app.handler("exit", max_attempts=1)
+    async def exit_() -> None:
+        sys.exit("enough")
+
+    @duly.app.handler("fine")
+    async def fine() -> str:
+        return "ran"
+
+    await duly.app.enqueue(exit_.job())
+    await duly.app.enqueue(fine.job())
+    drained = await duly.drain()
+    [left] = drained.of(exit_)
+    assert ("dead", "SystemExit: enough") == (left.ending, left.reason)
+    assert ["ran"] == [ran.result for ran in drained.of(fine)]
+    assert [SystemExit] == [type(error) for error in drained.errors]
 
 
 async def test_time_to_run_counts_real_time(duly):

@@ -5,15 +5,21 @@ Run coroutines on the fastest event loop there is.
 from __future__ import annotations
 
 import asyncio
+import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from duly.logs import place_of
+
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Callable, Coroutine, Iterator
 
     from duly.app import Duly
 
 T = TypeVar("T")
+
+END_S = 2.0  #: how long the tasks that handlers have left behind may take to end
 
 
 class Ask(Protocol):
@@ -33,6 +39,48 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """
     with asyncio.Runner(loop_factory=_factory()) as runner:
         return runner.run(main)
+
+
+def run_worker(main: Coroutine[Any, Any, None], log: logging.Logger) -> None:
+    """
+    Run *main*, which runs handlers and answers signals by itself, whatever the tasks of handlers do.
+
+    A loop ends when any of its tasks raises SystemExit or KeyboardInterrupt, also one that a handler has
+    started; whoever awaits that task gets the exception as well, so the loop is run on.  Nor does it close
+    before each of its tasks has ended, and some never do.
+    """
+    runner = asyncio.Runner(loop_factory=_factory())
+    loop = runner.get_loop()
+    task = loop.create_task(main)
+    try:
+        _run_through(loop, task, log)
+    finally:
+        left = asyncio.all_tasks(loop)
+        _run_through(loop, loop.create_task(_end(left)), log)
+        if all(each.done() for each in left):
+            runner.close()
+
+
+def _run_through(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None], log: logging.Logger) -> None:
+    while True:
+        try:
+            loop.run_until_complete(task)
+        except (SystemExit, KeyboardInterrupt) as error:
+            # As long as the loop does not handle it, Ctrl-C raises anywhere.
+            if task.done() or signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                raise
+            log.error(  # noqa: TRY400  # without its message, which may quote a payload
+                "%s, raised by a task that a handler started; the worker goes on", place_of(error)
+            )
+        else:
+            return
+
+
+async def _end(tasks: set[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=END_S)
 
 
 @contextmanager

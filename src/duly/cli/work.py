@@ -15,7 +15,7 @@ import click
 
 from duly.cli.draining import drained, leave, stopping_when_idle
 from duly.cli.loading import load_app
-from duly.cli.loop import run
+from duly.cli.loop import run_worker
 from duly.cli.main import COMMANDS, OK
 from duly.cli.metrics import expose
 from duly.errors import UsageError
@@ -107,7 +107,7 @@ def work(
         found.settings = replace(found.settings, role=role)
     try:
         how = How(concurrency, list(topics) or None, burst=burst, tracebacks=tracebacks, callbacks=callbacks)
-        run(drained(lambda stop: _work_until(stop, found, how), log, running="running jobs"))
+        run_worker(drained(lambda stop: _work_until(stop, found, how), log, running="running jobs"), log)
     except WornOut as error:
         log.warning("%s; starting anew", error)
         sys.stdout.flush()

@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from duly.codec import encode
@@ -18,10 +19,11 @@ from duly.errors import DulyError
 from duly.logs import about
 from duly.outcome import Raised
 from duly.services.children import START_S, Children, call_of
+from duly.services.stragglers import Stragglers, time_over
 from duly.services.threads import Threads
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Callable, Coroutine
 
     from duly.codec import Envelope
     from duly.hooks import Hooks
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
     from duly.store import Store
 
 log = logging.getLogger("duly.worker")
-
-WORN_S = 2.0  #: how long a thread may take to stop once it was told
 
 
 class Caller:
@@ -51,14 +51,19 @@ class Caller:
         hooks: Hooks,
         middleware: Middleware,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
+        settle: Callable[[Run, Envelope, object], None],
     ) -> None:
-        self.worn = 0  #: threads that did not stop when told
+        """
+        Prepare: *settle* decides what becomes of a run that does not answer although it was told to stop.
+        """
+        self.stragglers = Stragglers(running)
         self._store = store
         self._running = running
         self._limits = limits
         self._hooks = hooks
         self._middleware = middleware
         self._spawn = spawn
+        self._settle = settle
         self._threads = Threads()
         self._children = Children()
 
@@ -68,119 +73,57 @@ class Caller:
 
         Raises:
             Unreadable: Its payload is not what the handler takes.
+            BaseException: What an async handler or middleware raised.
         """
         lease, handler = run.lease, run.handler
         run.started_s = time.monotonic()
         context = envelope.context or {}
         args, kwargs = handler.bind(lease.payload)
         run.deadline_s = run.started_s + lease.ttr_ms / 1000
+        run.interrupt = interrupt = partial(self._cancel, run, envelope)
         if handler.run_in == "loop":
             run.job = job = CurrentJob(
                 lease, context, run.deadline_s, lambda value: self._progress(lease, value)
             )
             CURRENT.set(job)
-            task = run.task
-            run.interrupt = task.cancel
-            try:
-                if self._hooks.start:
-                    await self._hooks.tell("start", job)
-                if self._middleware.around_handler():
-                    return await self._middleware.call(job, lambda: handler.fn(*args, **kwargs))
-                return await handler.fn(*args, **kwargs)
-            except asyncio.CancelledError as error:
-                if run.stopped:
-                    # The loop counts the request as served: what follows may await again.
-                    task.uncancel()
-                    return Raised(_time_over(lease))
-                if task.cancelling():
-                    # Cancelled from outside the worker, maybe with the loop: the lease runs out by itself.
-                    raise
-                # Something that the handler awaited was cancelled: a failure like any other.
-                return Raised(error)
-            except Exception as error:  # noqa: BLE001  # a handler may raise anything
-                return Raised(error)
+            if self._hooks.start:
+                await self._hooks.tell("start", job)
+            if self._middleware.around_handler():
+                return await self._middleware.call(job, lambda: handler.fn(*args, **kwargs))
+            return await handler.fn(*args, **kwargs)
         report = self._report_from_thread(lease)
         run.job = job = CurrentJob(lease, context, run.deadline_s, report)
         if self._hooks.start:
             await self._hooks.tell("start", job)
             if run.stopped:
-                return Raised(_time_over(lease))
+                return Raised(time_over(lease))
 
         async def call() -> object:
             if handler.run_in == "process":
-                return await self._call_in_child(run, context, report)
+                return await self._call_in_child(run, envelope, report)
             copy = contextvars.copy_context()
             copy.run(CURRENT.set, job)
-            return await self._call_in_thread(run, lambda: copy.run(handler.fn, *args, **kwargs))
+            return await self._call_in_thread(run, envelope, partial(copy.run, handler.fn, *args, **kwargs))
 
-        return await (self._call_around(run, job, call) if self._middleware.around_handler() else call())
+        if not self._middleware.around_handler():
+            return await call()
 
-    async def _call_around(self, run: Run, job: CurrentJob, call: Callable[[], Awaitable[object]]) -> object:
-        """
-        Call a handler of another thread or process through the middleware, which runs on the loop.
-        """
-        CURRENT.set(job)
-        run.interrupt = run.task.cancel
-
+        # Middleware runs on the loop.
         async def inner() -> object:
             answer = await call()
-            run.interrupt = run.task.cancel
+            run.interrupt = interrupt
             if isinstance(answer, Raised):
                 raise answer.exc
             return answer
 
-        try:
-            return await self._middleware.call(job, inner)
-        except asyncio.CancelledError as error:
-            if run.stopped:
-                run.task.uncancel()
-                return Raised(_time_over(run.lease))
-            if run.task.cancelling():
-                raise
-            return Raised(error)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001  # as threads may raise
-            return Raised(error)
+        CURRENT.set(job)
+        return await self._middleware.call(job, inner)
 
-    async def _call_in_thread(self, run: Run, fn: Callable[[], Any]) -> object:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[object] = loop.create_future()
+    def _cancel(self, run: Run, envelope: Envelope) -> None:
+        run.task.cancel()
+        self.stragglers.expect_end(run, partial(self._settle, run, envelope))
 
-        alarm: asyncio.TimerHandle | None = None
-        worn = False
-
-        def settle(answer: object) -> None:
-            if not future.done():
-                future.set_result(answer)
-            elif alarm is not None:
-                # Written off, and stopped all the same: in time, or later than it should have.
-                alarm.cancel()
-                self.worn -= worn
-
-        def done(answer: object, error: BaseException | None) -> None:
-            # The loop may be gone when a thread that was written off comes back.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(settle, answer if error is None else Raised(error))
-
-        def wear() -> None:
-            nonlocal worn
-            worn = True
-            self.worn += 1
-            self._running.tell_all()
-
-        def interrupt() -> None:
-            # A thread cannot be stopped, only told: its slot is written off.
-            nonlocal alarm
-            if not future.done():
-                future.set_result(Raised(_time_over(run.lease)))
-                alarm = loop.call_later(WORN_S, wear)
-
-        run.interrupt = interrupt
-        self._threads.submit(fn, done)
-        return await future
-
-    async def _call_in_child(
-        self, run: Run, context: dict[str, Any], report: Callable[[object], None]
-    ) -> object:
+    async def _call_in_child(self, run: Run, envelope: Envelope, report: Callable[[object], None]) -> object:
         # Time to run counts from when the function starts, not from when its process does.
         child: Child | Raised | None = self._children.waiting(run.handler)
         if child is None:
@@ -190,25 +133,67 @@ class Caller:
             child = await self._start_child(run)
         if isinstance(child, Raised):
             return child
-        call = call_of(run.lease, context)
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[object] = loop.create_future()
+        call = call_of(run.lease, envelope.context or {})
         run.allow_start(0)
         run.deadline_s = time.monotonic() + run.lease.ttr_ms / 1000
+        return await self._call_in_thread(
+            run,
+            envelope,
+            partial(child.run, call, report),
+            interrupt=child.kill,
+            ended=partial(self._children.give_back, run.handler, child),
+        )
+
+    async def _call_in_thread(
+        self,
+        run: Run,
+        envelope: Envelope,
+        fn: Callable[[], Any],
+        *,
+        interrupt: Callable[[], None] = lambda: None,
+        ended: Callable[[], None] = lambda: None,
+    ) -> object:
+        """
+        Run *fn* in a thread.  A thread cannot be stopped, only told; *interrupt* may do more.
+
+        *ended* is called once it has, whoever still waits for it.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[object] = loop.create_future()
 
         def settle(answer: object) -> None:
+            ended()
+            self.stragglers.thread_ended(run)
             if not future.done():
-                future.set_result(answer)
+                run.interrupt = None
+                future.set_result(Raised(time_over(run.lease)) if run.stopped else answer)
 
         def done(answer: object, error: BaseException | None) -> None:
+            # The loop may be gone when a thread that was written off comes back.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(settle, answer if error is None else Raised(error))
 
-        run.interrupt = child.kill
-        self._threads.submit(lambda: child.run(call, report), done)
-        answer = await future
-        self._children.give_back(run.handler, child)
-        return Raised(_time_over(run.lease)) if run.stopped else answer
+        def give_up(answer: Raised) -> None:
+            self._settle(run, envelope, answer)
+            if not future.done():
+                future.set_result(answer)
+
+        def stop() -> None:
+            interrupt()
+            self.stragglers.expect_end(run, give_up, in_thread=True)
+
+        run.interrupt = stop
+        self._threads.submit(fn, done)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            # Middleware has stopped waiting: what runs is told, and nothing else runs beside it.
+            if run.job is not None:
+                run.job.cancel()
+            interrupt()
+            self.stragglers.leave_thread(run)
+            run.interrupt = partial(self._cancel, run, envelope)
+            raise
 
     async def _extend(self, run: Run) -> None:
         """
@@ -243,7 +228,7 @@ class Caller:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(settle, child if error is None else Raised(error))
 
-        run.interrupt = lambda: settle(Raised(_time_over(run.lease)))
+        run.interrupt = lambda: settle(Raised(time_over(run.lease)))
         self._threads.submit(lambda: self._children.start(handler), done)
         return await future
 
@@ -272,10 +257,7 @@ class Caller:
 
     def close(self) -> None:
         """
-        End the processes; threads cannot be ended.
+        End the processes, and async handlers that would not stop; threads cannot be ended.
         """
         self._children.close()
-
-
-def _time_over(lease: Lease) -> TimeoutError:
-    return TimeoutError(f"ran longer than its time to run of {lease.ttr_ms / 1000:g} s")
+        self.stragglers.close()

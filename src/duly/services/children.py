@@ -336,5 +336,5 @@ def _answer(handler: Handler[..., Any], payload: bytes, limit: int) -> Answer:
             return Answer("bury", result.reason)
     try:
         return Answer("result", decode(encode(result, what="result", limit=limit)))
-    except Exception as error:  # noqa: BLE001  # a result that cannot be stored is a failed attempt
+    except BaseException as error:  # noqa: BLE001  # a result that cannot be stored is a failed attempt
         return Answer("error", error=error_document(error), signature=signature(error))

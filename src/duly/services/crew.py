@@ -9,6 +9,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from duly.services.contact import Contact
 from duly.services.duties import Duties
 from duly.services.heart import Heart
 from duly.services.outlook import Outlook
@@ -79,8 +80,15 @@ class Crew:
         if outcomes is not None:
             outcomes.room = self.worker.running.tell_all
         self._upkeep = upkeep
+        # It beats each third of a lease.  Leases that others extend as often do not run out in half of one.
+        self._contact = Contact(settings.lease_ms / 2000)
         self._duties = Duties(
-            store, self._outlooks, settings, name=self.worker.name, claim=self.worker.claim_now
+            store,
+            self._outlooks,
+            settings,
+            name=self.worker.name,
+            claim=self.worker.claim_now,
+            contact=self._contact,
         )
         self.recoverers, self.timers = self._duties.recoverers, self._duties.timers
         self._stall_s = settings.stall_ms / 1000
@@ -105,6 +113,7 @@ class Crew:
             stall_s=self._stall_s,
             stalled=self._on_stall,
             died=lambda error: _from_thread(loop, lambda: _fail(heart_died, error)),
+            contact=self._contact,
         )
         heart.start()
         loops = (*self._loops(), self.worker.sweep(), self._listen(), self._watch())

@@ -8,7 +8,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from duly.backoff import from_wire
-from duly.codec import Unreadable, reason_document
+from duly.codec import Unreadable, reason_document, signature_of
 from duly.errors import UsageError
 from duly.logs import about
 from duly.outcome import Buried, Raised, RetryLater, outcome_of
@@ -25,6 +25,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("duly.worker")
 
+PUT_OFF_MS = 5_000  #: how long a job is put off whose earlier run has not ended where it was claimed
+
+
+class PutOff:
+    """
+    The answer of a run that did not begin: an earlier one of the same job has not ended on this worker.
+    """
+
 
 def decide(
     run: Run,
@@ -38,6 +46,10 @@ def decide(
     Map the answer of a run to the next step of its job.
     """
     handler = run.handler
+    if isinstance(answer, PutOff):
+        # Later and uncounted: at once, this worker might be the one to claim it again, and again.
+        reason = "overlap", "an earlier run of this job has not ended on the worker that claimed it"
+        return RetryLater(PUT_OFF_MS, reason_document(*reason), signature_of(*reason), counted=False)
     if isinstance(answer, Raised):
         if isinstance(answer.exc, Unreadable):
             return Buried(reason_document("unreadable", str(answer.exc)), "unreadable")

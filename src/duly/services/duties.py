@@ -16,6 +16,7 @@ from duly.services.timer import Timer, TimerBell
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from duly.services.contact import Contact
     from duly.services.outlook import Outlook
     from duly.services.service import Service
     from duly.settings import Settings
@@ -37,13 +38,23 @@ class Duties:
         *,
         name: str,
         claim: Callable[[int], bool] = lambda _: False,
+        contact: Contact | None = None,
     ) -> None:
         """
         Prepare: *claim* makes the worker of this process claim from a shard, if it has one.
+
+        *contact* is what the heart of this process notes, if it has one.
         """
         scan_s = settings.timer_scan_ms / 1000
         self.recoverers = [
-            Recoverer(store, shard, outlook, every_s=settings.recover_scan_ms / 1000, look_s=scan_s)
+            Recoverer(
+                store,
+                shard,
+                outlook,
+                every_s=settings.recover_scan_ms / 1000,
+                look_s=scan_s,
+                contact=contact,
+            )
             for shard, outlook in enumerate(outlooks)
         ]
         self.timers = [

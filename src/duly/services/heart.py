@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from duly.job import Lease
+    from duly.services.contact import Contact
     from duly.services.service import Pulse
     from duly.store import Store
 
@@ -39,11 +40,13 @@ class Heart:
         stall_s: float,
         stalled: Callable[[list[str]], None],
         died: Callable[[BaseException], None],
+        contact: Contact | None = None,
     ) -> None:
         """
         Prepare: *held* lists the leases, *lost* is called (in this thread) with those that are gone.
 
-        *died* is called, in this thread too, with what ended it although nobody asked it to.
+        *died* is called, in this thread too, with what ended it although nobody asked it to; *contact*
+        is told of each answer.
         """
         self._make_store = make_store
         self._worker = worker
@@ -54,6 +57,7 @@ class Heart:
         self._stall_s = stall_s
         self._stalled = stalled
         self._died = died
+        self._contact = contact
         self._stop = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake: asyncio.Event | None = None
@@ -115,14 +119,20 @@ class Heart:
         Extend every lease once and say that the worker lives; how many were extended.
         """
         await store.beat(self._worker, self._about())
+        self._note_answer()
         extended = 0
         by_shard: dict[int, list[Lease]] = {}
         for lease in self._held():
             by_shard.setdefault(lease.shard, []).append(lease)
         for shard, leases in by_shard.items():
             held = await store.extend(shard, leases)
+            self._note_answer()
             extended += sum(held)
             gone = [lease for lease, mine in zip(leases, held, strict=True) if not mine]
             if gone:
                 self._lost(gone)
         return extended
+
+    def _note_answer(self) -> None:
+        if self._contact is not None:
+            self._contact.note()

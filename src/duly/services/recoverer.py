@@ -8,11 +8,16 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from duly.errors import DulyError
+
 if TYPE_CHECKING:
+    from duly.services.contact import Contact
     from duly.services.outlook import Outlook
     from duly.store import Store
 
 log = logging.getLogger("duly.recoverer")
+
+LONGEST_HOLD = 2  #: leases for which recovery is held back at most, however often a doubt is renewed
 
 
 class Recoverer:
@@ -21,14 +26,24 @@ class Recoverer:
 
     A step of the server's clock makes every lease look expired, and so does a
     server that was away for longer than a lease.  In both cases workers get
-    one lease's time to extend what they hold, and no crash is counted.
+    one lease's time to extend what they hold, and no crash is counted.  A loop
+    that was busy is no such case: the server was there for everybody else.
     """
 
     def __init__(
-        self, store: Store, shard: int, outlook: Outlook, *, every_s: float, look_s: float = 1.0
+        self,
+        store: Store,
+        shard: int,
+        outlook: Outlook,
+        *,
+        every_s: float,
+        look_s: float = 1.0,
+        contact: Contact | None = None,
     ) -> None:
         """
         Prepare: *look_s* is how far apart looks lie when all is well and there is nothing to do.
+
+        *contact* knows whether the server was there while nobody looked.
         """
         self.every_s = every_s
         self.recovered = self.buried = 0  #: so far
@@ -36,24 +51,32 @@ class Recoverer:
         self._store = store
         self._shard = shard
         self._outlook = outlook
+        self._contact = contact
         self._lease_s = store.lease_ms / 1000
         self._baseline: tuple[float, float, int] | None = None  #: sent and seen, monotonic seconds; server ms
+        self._heard_s: float | None = None  #: when the server answered last, as far as we know
         self._hold_until_s = 0.0
         self._doubt = False
+        self._doubt_s = 0.0  #: since when
+        self._unanswered = False  #: a call of ours was, since the server was heard last
         self._run_id: bytes | None = None  #: of the server as it was when asked last
 
-    def hold(self, why: str, *, level: int = logging.WARNING) -> None:
+    def hold(self, why: str, *, level: int = logging.WARNING, anew: bool = False) -> None:
         """
         Recover nothing for one lease, and count no crash in what has run out by then.
+
+        A doubt that is renewed meanwhile prolongs that up to a bound, unless it begins *anew*.
         """
+        now_s = time.monotonic()
+        if anew or not self._doubt:
+            self._doubt, self._doubt_s = True, now_s
+        self._hold_until_s = min(now_s + self._lease_s, self._doubt_s + LONGEST_HOLD * self._lease_s)
         log.log(
             level,
             "shard %d: %s; holding back recovery for %.1f s",
-            *(self._shard, why, self._lease_s),
+            *(self._shard, why, max(0.0, self._hold_until_s - now_s)),
             extra={"shard": self._shard},
         )
-        self._hold_until_s = time.monotonic() + self._lease_s
-        self._doubt = True
 
     async def run_once(self) -> int:
         """
@@ -65,7 +88,13 @@ class Recoverer:
             return 0
         if not outlook.lease_over() and outlook.age_s() < self._silence_s and not self._doubt:
             return 0
-        await self._watch_server()
+        try:
+            await self._watch_server()
+        except DulyError:
+            self._unanswered = True
+            raise
+        # The first to hear of the server again may be us.
+        self._watch_silence(time.monotonic())
         if time.monotonic() < self._hold_until_s:
             return 0
         sent_s = time.monotonic()
@@ -95,7 +124,7 @@ class Recoverer:
         if known is None and uptime_s <= self._lease_s + 1:
             self.hold("the server has just started", level=logging.INFO)
         elif known is not None and known != run_id:
-            self.hold("the server was restarted")
+            self.hold("the server was restarted", anew=True)
 
     def _watch_clock(self, sent_s: float, seen_s: float, server_ms: int) -> None:
         """
@@ -109,6 +138,7 @@ class Recoverer:
         baseline = self._baseline
         if baseline is not None and seen_s <= baseline[1]:
             return
+        self._watch_silence(seen_s)
         self._baseline = (sent_s, seen_s, server_ms)
         if baseline is None:
             return
@@ -117,5 +147,16 @@ class Recoverer:
         jump_s = passed_s - most_s if passed_s > most_s else min(0.0, passed_s - least_s)
         if abs(jump_s) > self._lease_s / 3:
             self.hold(f"the server's clock jumped by {jump_s:+.1f} s")
-        elif seen_s - baseline[1] > self._silence_s:
-            self.hold(f"the server was not reached for {seen_s - baseline[1]:.1f} s")
+
+    def _watch_silence(self, now_s: float) -> None:
+        """
+        Hold back if nothing was heard of the server for long, unless it was there and nobody listened.
+        """
+        heard_s, self._heard_s = self._heard_s, max(now_s, self._heard_s or now_s)
+        unanswered, self._unanswered = self._unanswered, False
+        if heard_s is None or now_s - heard_s <= self._silence_s:
+            return
+        if self._contact is not None and self._contact.lasted(heard_s, now_s):
+            return
+        # What we may only have missed is bounded; when nobody was answered, nobody could extend a lease.
+        self.hold(f"nothing was heard of the server for {now_s - heard_s:.1f} s", anew=unanswered)

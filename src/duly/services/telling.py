@@ -38,7 +38,7 @@ def tell_failure(
     lease = run.lease
     error = answer.exc if isinstance(answer, Raised) else answer
     ours = isinstance(error, Planned | Unreadable | ChildError)
-    raised = error if isinstance(error, Exception) and not ours else None
+    raised = error if isinstance(error, BaseException) and not ours else None
     what = _kind_of(outcome.error) + _place_of(raised)
     trace = raised if tracebacks else None
     extra = about(lease, worker)
@@ -59,7 +59,7 @@ def _kind_of(document: bytes) -> str:
     return str(decode(document).get("type", "?"))
 
 
-def _place_of(error: Exception | None) -> str:
+def _place_of(error: BaseException | None) -> str:
     """
     Where an exception was raised, as far as is told: the file and line of its innermost frame.
     """

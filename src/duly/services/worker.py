@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from duly.codec import Envelope, Unreadable, decode_envelope, encode
+from duly.codec import Envelope, decode_envelope, encode
+from duly.interruption import is_interruption
 from duly.logs import about, place_of
 from duly.middleware import Middleware
 from duly.outcome import Ack, Raised
 from duly.services.calling import Caller
 from duly.services.claiming import Claims
-from duly.services.deciding import decide
+from duly.services.deciding import PutOff, decide
 from duly.services.outbox import Outbox
 from duly.services.running import Run, Running
 from duly.services.saving import give_back, save
+from duly.services.stragglers import time_over
 from duly.services.telling import tell_failure, tell_release
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ log = logging.getLogger("duly.worker")
 _NO_ENVELOPE = Envelope()
 
 SWEEP_S = 0.05
-WORN_THREADS = 8  #: so many threads that would not stop, and the process should begin anew
+WORN_HANDLERS = 8  #: so many handlers that would not stop, and the process should begin anew
 SETTLE_S = 5.0  #: how long what was stopped may take to be given back
 
 
@@ -54,7 +56,7 @@ def worker_name() -> str:
 
 class WornOut(Exception):
     """
-    Too many handler threads would not stop: the process should be started anew.
+    Too many handlers would not stop: the process should be started anew.
 
     No `DulyError`: trying again would not help, so it ends the worker's loop.
     """
@@ -95,6 +97,7 @@ class Worker:
         self._topics = topics
         self._tracebacks = tracebacks
         self._tasks: set[asyncio.Task[None]] = set()
+        self._over = False
         self._claims = Claims(
             store,
             self.running,
@@ -113,6 +116,7 @@ class Worker:
             hooks=hooks,
             middleware=middleware or Middleware(),
             spawn=self._spawn,
+            settle=self._settle,
         )
         self._outbox = Outbox(store, spawn=self._spawn, settled=self._settled)
         self._encode_result = lambda value: (
@@ -123,9 +127,9 @@ class Worker:
         """
         Claim what there is for free slots and start it; wait a little if there is nothing.
         """
-        worn = self._caller.worn
-        if worn >= WORN_THREADS and not self._claims.stopping:
-            msg = f"{worn} handler threads did not stop when told: the process should be started anew"
+        worn = self._caller.stragglers.worn
+        if worn >= WORN_HANDLERS and not self._claims.stopping:
+            msg = f"{worn} handlers did not stop when told: the process should be started anew"
             raise WornOut(msg)
         return await self._claims.run_once()
 
@@ -160,55 +164,103 @@ class Worker:
         task.add_done_callback(self._tasks.discard)
 
     async def _run(self, run: Run) -> None:
-        lease = run.lease
+        lease, stragglers = run.lease, self._caller.stragglers
         envelope = _NO_ENVELOPE
-        answer: object
-        handed_over = False
+        answer: object = None
         try:
-            try:
-                if lease.envelope:
-                    envelope = decode_envelope(lease.envelope)
-                # Stopped before it began, it does not begin.
-                answer = await self._caller.call(run, envelope) if not run.stopped else None
-            except Unreadable as error:
-                answer = Raised(error)
-            run.interrupt = None
+            if lease.envelope:
+                envelope = decode_envelope(lease.envelope)
+            if stragglers.by_job and not await stragglers.end_before(run):
+                answer = PutOff()
+            # Stopped before it began, it does not begin.
+            elif not run.stopped:
+                answer = await self._caller.call(run, envelope)
+        except BaseException as error:
+            if isinstance(error, GeneratorExit) and is_interruption(error, run.task):
+                raise
+            # Whatever a handler raises is its own failure: the loop would end of some of it.
+            answer = Raised(error)
+        run.interrupt = None
+        raised = answer.exc if isinstance(answer, Raised) else None
+        if run.stopped:
+            if stragglers.call_ended(run):
+                return
+            if isinstance(raised, asyncio.CancelledError):
+                answer = Raised(time_over(lease))
+        elif raised is not None and is_interruption(raised, run.task):
+            self._spawn(self._settle_cancelled(run, envelope, answer))
+            return
+        self._settle(run, envelope, answer)
+
+    async def _settle_cancelled(self, run: Run, envelope: Envelope, answer: object) -> None:
+        """
+        Settle a run that was cancelled, but not by us: by its own handler, or together with the loop.
+        """
+        # Whoever cancels all tasks cancels the crew, which by then has said that it ends.
+        await asyncio.sleep(0)
+        if self._claims.stopping:
+            run.stop("drain")
+        self._settle(run, envelope, answer)
+
+    def _settle(self, run: Run, envelope: Envelope, answer: object) -> None:
+        """
+        Decide what becomes of a job and have it stored, by a task that its handler never knew.
+        """
+        try:
             if run.stopped == "lost":
                 self._lose(run)
+                self._end(run)
+                return
+            if self._over:
+                # The store is closed: what could not be stored by now is left to its lease.
+                self._end(run)
                 return
             if run.stopped == "drain":
-                if await save(self._store, run, None, self.name):
-                    tell_release(run, self.name)
-                else:
-                    self._lose(run)
+                self._spawn(self._save(run, answer, None))
                 return
             run.outcome = outcome = self._decide(run, envelope, answer)
             self.running.free_slot(run)
             if isinstance(outcome, Ack) and not self._hooks.any:
                 # The usual ending, with nobody else to tell.
                 self._outbox.ack(run, outcome.result)
-                handed_over = True
-            elif await save(self._store, run, outcome, self.name):
-                self._tell(run, answer, outcome)
             else:
+                self._spawn(self._save(run, answer, outcome))
+        except Exception as error:  # noqa: BLE001  # see `_fail`
+            self._fail(run, error)
+            self._end(run)
+
+    async def _save(self, run: Run, answer: object, outcome: Outcome | None) -> None:
+        try:
+            if not await save(self._store, run, outcome, self.name):
                 self._lose(run)
-        except Exception as error:  # noqa: BLE001  # named, without its message, which may quote a payload
-            # A fault of ours, not of the handler: the lease runs out, and counted crashes bound it.
-            log.error(  # noqa: TRY400  # as above
-                "run of %s ended without an outcome: %s",
-                *(lease.key, place_of(error)),
-                extra=about(lease, self.name),
-            )
+            elif outcome is None:
+                tell_release(run, self.name)
+            else:
+                self._tell(run, answer, outcome)
+        except Exception as error:  # noqa: BLE001  # see `_fail`
+            self._fail(run, error)
         finally:
-            if not handed_over:
-                self.running.end(run)
-                self.finished += 1
+            self._end(run)
+
+    def _fail(self, run: Run, error: Exception) -> None:
+        """
+        Report a fault of ours, not of the handler: the lease runs out, and counted crashes bound it.
+        """
+        # Named without its message, which may quote a payload.
+        log.error(
+            "run of %s ended without an outcome: %s",
+            *(run.lease.key, place_of(error)),
+            extra=about(run.lease, self.name),
+        )
 
     def _settled(self, run: Run, word: bytes) -> None:
         if word == b"ok":
             run.verb = "acked"
         else:
             self._lose(run)
+        self._end(run)
+
+    def _end(self, run: Run) -> None:
         self.running.end(run)
         self.finished += 1
 
@@ -295,6 +347,7 @@ class Worker:
                 waiting = [*self._tasks, self.running.changed()]
                 await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._over = True
             self._caller.close()
             # What could not be stored by now, because the store is away, is left to the leases.
             for run in self.running.runs.values():
