@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup venv check test test-long demo bench format lock clean
+.PHONY: help setup venv check test test-long demo bench peers format lock clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z][a-z -]*:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -106,6 +106,9 @@ demo: setup ## See it work: jobs run on time although a worker is killed, and a 
 bench: setup ## Measure throughput, lateness and memory (ARGS='--help' for a choice)
 	$(BIN)/duly bench $(ARGS)
 
+peers: setup ## Compare with other job queues, for hours (ARGS='--quick' for minutes; see docs/explanation/comparison.md)
+	$(BIN)/python -m bench.peers $(ARGS)
+
 format: setup ## Format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
@@ -122,4 +125,5 @@ lock: ## Compile requirements.lock after a change of the dependencies (ARGS=--up
 
 clean: ## Remove .venv, caches and build output
 	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf bench/peers/.venvs bench/peers/.node bench/peers/.quick
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
