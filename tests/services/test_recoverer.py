@@ -187,7 +187,7 @@ async def test_a_loop_that_was_busy_holds_nothing_back_while_the_server_was_ther
         await scene.look()
         touched.append(await scene.recoverer.run_once())
     assert [0, 0, 1] == touched
-    assert (JobState.scheduled, 1) == ((await views.get(key("a"))).state, (await views.get(key("a"))).crashes)
+    assert (JobState.ready, 1) == ((await views.get(key("a"))).state, (await views.get(key("a"))).crashes)
 
 
 async def test_a_busy_loop_does_not_hide_that_the_server_was_away(scene, store, views):

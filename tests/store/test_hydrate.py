@@ -186,7 +186,8 @@ async def test_any_number_is_hydrated_over_all_shards_in_their_order(link, names
 async def test_jobs_of_the_record_wake_timers_and_workers(store, raw):
     await store.hydrate([promise("a", 5, NOW), promise("b", 6)])
     assert 1 == raw.llen(store.keys[0].wake("mail"))
-    assert 1 == raw.xlen(store.keys[0].fixed["timer"])
+    told = [fields[1] for _, fields in raw.xrange(store.keys[0].fixed["timer"])]
+    assert {b"", b"mail %d" % promise("b", 6).order.due_ms} == set(told)
 
 
 async def test_at_the_memory_limit_the_relay_has_to_wait_and_forgetting_goes_on(store, raw):

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import pytest
 
+from duly.ids import new_request
 from duly.job import JobKey, Order
-from duly.store import Want
+from duly.store import Promise, Want
 from tests.store.kit import claim, enqueue, key
 
 
@@ -15,42 +16,56 @@ CLAIM_KEPT_MS = 600_000  #: how long the last claim of a silent worker is kept
 CHECK_MS = 50  #: how long after a wake-up the timers look whether anybody came
 
 
-def fields_of(fields):
-    return dict(zip(fields[::2], fields[1::2], strict=True))
+def told_of(store, raw):
+    """
+    What the timers were told so far: the topics with an earlier due time, and when to look who came.
+    """
+    found = []
+    for _, fields in raw.xrange(store.keys[0].fixed["timer"]):
+        told = dict(zip(fields[::2], fields[1::2], strict=True))
+        words = told[b"dues"].decode().split()
+        dues = {topic: int(due_ms) for topic, due_ms in zip(words[::2], words[1::2], strict=True)}
+        found.append((dues, int(told[b"check_ms"] or 0)))
+    return found
 
 
-async def test_the_timer_stream_tells_of_a_new_earliest_due_time_and_of_nothing_else(store, raw):
-    async def told(delay_ms):
-        before = (
-            raw.xinfo_stream(store.keys[0].fixed["timer"])
-            if raw.exists(store.keys[0].fixed["timer"])
-            else None
-        )
-        await enqueue(store, str(delay_ms), delay_ms=delay_ms)
-        return before != raw.xinfo_stream(store.keys[0].fixed["timer"])
-
-    assert [True, False, True, False, True] == [await told(ms) for ms in (500, 700, 300, 301, 1)]
-    assert 1 == raw.xlen(store.keys[0].fixed["timer"])
-    [[_, fields]] = raw.xrange(store.keys[0].fixed["timer"])
-    assert {b"due_ms": b"1000001", b"topic": b"mail"}.items() <= fields_of(fields).items()
+async def test_timers_are_told_of_a_new_earliest_due_time_of_a_topic_and_of_nothing_else(store, raw):
+    for topic, delay_ms in (("mail", 500), ("mail", 700), ("mail", 300), ("mail", 301), ("slow", 900), ("mail", 1)):
+        await enqueue(store, str(delay_ms), topic, delay_ms=delay_ms)
+    assert [
+        ({"mail": 1_000_500}, 0),
+        ({"mail": 1_000_300}, 0),
+        ({"slow": 1_000_900}, 0),
+        ({"mail": 1_000_001}, 0),
+    ] == told_of(store, raw)
 
 
-async def last_told(store, raw):
-    [[entry, fields]] = raw.xrange(store.keys[0].fixed["timer"])
-    return entry, {name.decode(): value.decode() for name, value in fields_of(fields).items()}
+async def test_one_call_tells_the_timers_once_of_all_its_topics(store, raw):
+    await store.enqueue_many([Order(JobKey(f"t{at % 5}", str(at)), b"1", 100 + at) for at in range(50)])
+    assert [({f"t{at}": 1_000_100 + at for at in range(5)}, 0)] == told_of(store, raw)
 
 
-@pytest.mark.parametrize("how", ["enqueue", "release", "requeue", "recover", "thaw"])
+async def test_what_timers_are_told_is_kept_for_a_while_and_not_for_ever(store, raw):
+    for at in range(2_500, 0, -1):
+        await enqueue(store, str(at), delay_ms=at)
+    assert 50 <= raw.xlen(store.keys[0].fixed["timer"]) <= 1_500
+
+
+@pytest.mark.parametrize("how", ["enqueue", "release", "requeue", "recover", "thaw", "resume"])
 async def test_timers_are_asked_to_look_later_whether_anybody_came_for_what_was_made_ready(
     store, raw, clock, how
 ):
-    await enqueue(store, "far", "other", delay_ms=900_000)
     if how != "enqueue":
         await enqueue(store, "a")
         [lease] = await claim(store)
-    if how == "requeue":
-        await store.ack(lease)
+    match how:
+        case "requeue":
+            await store.ack(lease)
+        case "resume":
+            await store.pause("mail")
+            await store.release(lease)
     clock.advance(s=16)
+    before = told_of(store, raw)
     match how:
         case "enqueue":
             await enqueue(store, "a")
@@ -62,47 +77,46 @@ async def test_timers_are_asked_to_look_later_whether_anybody_came_for_what_was_
             await store.recover(0)
         case "thaw":
             await store.thaw([Order(key("b"), b"1", due_ms=clock.now_ms)], 1)
-    _, told = await last_told(store, raw)
-    assert {"due_ms": "1900000", "topic": "mail", "check_ms": str(clock.now_ms + CHECK_MS)} == told
+        case "resume":
+            await store.resume("mail")
+    assert [*before, ({}, clock.now_ms + CHECK_MS)] == told_of(store, raw)
 
 
 async def test_they_are_asked_for_it_once_in_a_while_only(store, raw, clock):
     await enqueue(store, "a")
-    first, told = await last_told(store, raw)
-    assert {"due_ms": "", "topic": "mail", "check_ms": "1000050"} == told
     for at in range(CHECK_MS - 1):
         clock.advance(ms=1)
         await enqueue(store, str(at))
-    assert (first, told) == await last_told(store, raw)
+    assert [({}, 1_000_050)] == told_of(store, raw)
     clock.advance(ms=1)
     await enqueue(store, "b", "other")
-    _, told = await last_told(store, raw)
-    assert {"due_ms": "", "topic": "other", "check_ms": "1000100"} == told
+    assert [({}, 1_000_050), ({}, 1_000_100)] == told_of(store, raw)
 
 
-async def test_a_new_due_time_does_not_hide_that_they_were_asked_to_look(store, raw, clock):
-    await enqueue(store, "a")
-    await enqueue(store, "later", delay_ms=5_000)
-    _, told = await last_told(store, raw)
-    assert {"due_ms": "1005000", "topic": "mail", "check_ms": "1000050"} == told
-
-
-@pytest.mark.parametrize("how", ["retry", "reschedule", "recover"])
+@pytest.mark.parametrize("how", ["retry", "reschedule", "replace", "hydrate", "thaw", "audit"])
 async def test_whatever_makes_an_earlier_due_time_tells_the_timers(store, raw, clock, how):
     await enqueue(store, "far", delay_ms=900_000)
     await enqueue(store, "a")
-    if how != "reschedule":
+    if how == "retry":
         [lease] = await claim(store)
-    before = raw.xrange(store.keys[0].fixed["timer"])
+    before, due_ms = told_of(store, raw), clock.now_ms + 50
     match how:
         case "retry":
             await store.retry(lease, 50)
         case "reschedule":
             await store.reschedule(key("a"), delay_ms=50)
-        case "recover":
-            clock.advance(s=16)
-            await store.recover(0)
-    assert before != raw.xrange(store.keys[0].fixed["timer"])
+        case "replace":
+            await enqueue(store, "a", delay_ms=50, on_conflict="replace")
+        case "hydrate":
+            await store.hydrate([Promise(Order(key("b"), b"1", due_ms=due_ms), 1, new_request())])
+        case "thaw":
+            await store.thaw([Order(key("b"), b"1", due_ms=due_ms)], 1)
+        case "audit":
+            raw.delete(store.keys[0].due("mail"))
+            due_ms = clock.now_ms
+            await store.audit(0, ["mail/far"])
+    *same, (dues, _) = told_of(store, raw)
+    assert (before, {"mail": due_ms}) == (same, dues)
 
 
 async def test_three_timers_stand_in_line_and_the_others_only_scan(store, clock):
