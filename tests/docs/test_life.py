@@ -40,7 +40,7 @@ async def test_each_step_changes_the_keys_that_the_page_names(store, clock, raw)
         return {key.decode().removeprefix(prefix): raw.dump(key) for key in raw.keys(f"{prefix}*")}
 
     async def claim():
-        [lease] = (await store.claim(0, [Want("mail", 5, 60_000)], worker="w", number=next(numbers))).leases
+        [lease] = (await store.claim(0, [Want("mail", 5, 60_000)], worker="w")).leases
         return lease
 
     async def steps():

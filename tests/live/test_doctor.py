@@ -331,7 +331,8 @@ async def test_due_jobs_without_a_worker_for_their_topic_are_a_problem(made):
 async def test_due_jobs_that_nobody_makes_ready_are_a_problem(made, raw):
     assert fine(queue.overdue(await stats(made)))
     await enqueue(made.store, "a", due_ms=2**41)
-    raw.zadd("{duly:0}:due", {"mail/a": 1})
+    raw.zadd("{duly:0}:due:mail", {"mail/a": 1})
+    raw.zadd("{duly:0}:next_due", {"mail": 1})
     assert wrong(queue.overdue(await stats(made)), "problem", "no timer runs")
 
 

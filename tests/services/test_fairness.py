@@ -131,7 +131,7 @@ async def test_a_herd_is_shared_out_among_the_workers_that_wait(make_app, delay)
             await _all_wait(apps[0], 3)
     print(shares)
     assert [] == [each for each in shares if max(each) > 20]
-    assert len([each for each in shares if max(each) > 15]) <= 1
+    assert len([each for each in shares if max(each) > 15]) <= 3
 
 
 async def _send(app, jobs, delay) -> float:

@@ -83,7 +83,7 @@ class Happenings:
         await store.cancel(keys[-2:], reason="not wanted")
         for shard in range(self.shards):
             wants = [Want("mail", 500, 10_000), Want("sms.de", 500, 10_000)]
-            claimed = await store.claim(shard, wants, worker="w1", number=next(_numbers), limit=500)
+            claimed = await store.claim(shard, wants, worker="w1", limit=500)
             for at, lease in enumerate(claimed.leases):
                 if at % 10 == 7:
                     await store.retry(lease, 3_600_000, b"{}", f"Boom: #{at % 2}", lateness_ms=at)

@@ -10,6 +10,7 @@ from typing import Any
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from duly.connection import Link
+from duly.due import scheduled_topics
 from duly.records import BASE, HEAD
 from duly.store import Store
 
@@ -48,14 +49,17 @@ class Queue:
         found = []
         for keys in self.store.keys:
             for name in names:
-                key = keys.fixed[name]
-                ask = ("ZRANGE", key, 0, -1, "WITHSCORES") if name == "due" else ("HGETALL", key)
-                flat = await self.store.link.call(*ask)
+                flat = await self.store.link.call("HGETALL", keys.fixed[name])
                 found.append(dict(zip(flat[::2], flat[1::2], strict=True)))
         return found
 
     async def everything(self) -> list[dict[bytes, bytes]]:
-        return await self.content("jobs", "bodies", "due", "topics", "outcomes")
+        found = await self.content("jobs", "bodies", "topics", "outcomes")
+        for keys in self.store.keys:
+            for topic in await scheduled_topics(self.store.link, keys):
+                flat = await self.store.link.call("ZRANGE", keys.due(topic), 0, -1, "WITHSCORES")
+                found.append(dict(zip(flat[::2], flat[1::2], strict=True)))
+        return found
 
 
 def masked(record: bytes) -> bytes:

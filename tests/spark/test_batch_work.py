@@ -423,7 +423,7 @@ async def lose(store, topic, limit):
 
     async def claim():
         wants = [Want(topic, limit, 60_000)]
-        claimed = await store.claim(0, wants, worker="lost", limit=limit, suspects=limit)
+        claimed = await store.claim(0, wants, worker="lost", limit=limit)
         assert limit == len(claimed.leases)
         return claimed.leases
 

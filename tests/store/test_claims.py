@@ -43,9 +43,7 @@ async def test_a_claim_of_a_topic_without_free_slots_takes_nothing_of_it(store):
     await enqueue(store, "1", "full")
     await enqueue(store, "1", "idle")
     wants = [Want("full", 0, 60_000), Want("idle", 1, 60_000)]
-    assert ["idle"] == [
-        lease.key.topic for lease in (await store.claim(0, wants, worker="w")).leases
-    ]
+    assert ["idle"] == [lease.key.topic for lease in (await store.claim(0, wants, worker="w")).leases]
 
 
 async def test_a_claim_that_wants_nothing_gets_nothing(store):
@@ -233,7 +231,9 @@ async def test_no_lane_of_any_topic_starves(store, chance):
 
 @pytest.mark.parametrize("shards", [2, 4])
 @pytest.mark.parametrize("count", [2, 4])
-async def test_no_topic_of_any_shard_starves_however_shards_take_turns(link, namespace, chance, shards, count):
+async def test_no_topic_of_any_shard_starves_however_shards_take_turns(
+    link, namespace, chance, shards, count
+):
     await create(link, f"{namespace}x", shards)
     store, topics = Store(link, namespace=f"{namespace}x", shards=shards), [f"t{at}" for at in range(count)]
     await store.enqueue_many([order(str(at), topic) for topic in topics for at in range(20)])
@@ -263,7 +263,9 @@ async def test_a_claim_of_five_hundred_topics_finds_the_one_that_has_something(s
 
 
 @pytest.mark.parametrize("lane", [Lane.high, Lane.low, Lane.callback])
-@pytest.mark.parametrize("back", ["promote", "retry", "reschedule", "release", "recover", "requeue", "cancel"])
+@pytest.mark.parametrize(
+    "back", ["promote", "retry", "reschedule", "release", "recover", "requeue", "cancel"]
+)
 async def test_a_lane_that_claims_found_empty_is_looked_into_again_as_soon_as_it_is_used(
     store, clock, look, lane, back
 ):

@@ -44,7 +44,12 @@ async def test_a_lost_lease_counts_a_crash_and_the_job_is_ready_again_at_once(st
     for crashes, lane in ((1, Lane.suspect), (2, Lane.isolated), (3, Lane.isolated), (4, Lane.isolated)):
         await crash(store, clock)
         job = await views.get(key("a"))
-        assert (JobState.ready, crashes, clock.now_ms, 0) == (job.state, job.crashes, job.due_ms, job.attempts)
+        assert (JobState.ready, crashes, clock.now_ms, 0) == (
+            job.state,
+            job.crashes,
+            job.due_ms,
+            job.attempts,
+        )
         assert {"mail/a"} == set(look().streams["mail", lane].values())
 
 
@@ -156,7 +161,9 @@ async def test_two_workers_take_a_half_each_of_what_crashed_together(store, cloc
     one = await store.claim(0, [Want("mail", 40, 60_000)], worker="w1", timer="t1")
     [half] = {lease.half for lease in one.leases}
     assert (10, HALF_MS / 1000) == (len(one.leases), one.open_s)
-    again = await store.claim(0, [Want("mail", 30, 60_000)], worker="w1", timer="t1", half=str(half), alone=False)
+    again = await store.claim(
+        0, [Want("mail", 30, 60_000)], worker="w1", timer="t1", half=str(half), alone=False
+    )
     assert [] == again.leases
     two = await claim(store, worker="w2", limit=40, timer="t2")
     assert {10: 1 - half} == {len(two): two[0].half}

@@ -301,9 +301,7 @@ class StoreMachine(RuleBasedStateMachine):
             return []
         ready = self.model.in_state(JobState.ready, want.topic)
         return [
-            row
-            for row in ready
-            if row.lane is Lane.isolated and self.model.is_for(row, callbacks=callbacks)
+            row for row in ready if row.lane is Lane.isolated and self.model.is_for(row, callbacks=callbacks)
         ]
 
     def _follow_due(self, due: list[Row], taken: set[JobKey]) -> tuple[list[Row], list[Row]]:

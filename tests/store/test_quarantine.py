@@ -43,7 +43,10 @@ def aside(store, raw):
 
     def aside():
         found = raw.hgetall(store.keys[0].fixed["quarantine"])
-        return {member.decode().partition("/")[2]: left for member, left in zip(found[::2], found[1::2], strict=True)}
+        return {
+            member.decode().partition("/")[2]: left
+            for member, left in zip(found[::2], found[1::2], strict=True)
+        }
 
     return aside
 
@@ -55,7 +58,9 @@ async def told_of(feed):
 
 async def three(store, **options):
     """
-    A damaged one between good ones, or what will be.  Each asks for something, so that its record has all parts.
+    A damaged one between good ones, or what will be.
+
+    Each asks for something, so that its record has all parts.
     """
     for id_ in ("one", "bad", "two"):
         await enqueue(store, id_, ttr_ms=30_000, **options)
@@ -228,7 +233,10 @@ async def test_an_id_whose_record_is_damaged_can_be_used_again(
     clock.advance(ms=500)
     [lease] = [lease for lease in await claim(store) if lease.key.id == "bad"]
     await store.ack(lease)
-    assert (JobState.succeeded, b"") == ((await views.get(key("bad"))).state, (await views.get(key("bad"))).outcome)
+    assert (JobState.succeeded, b"") == (
+        (await views.get(key("bad"))).state,
+        (await views.get(key("bad"))).outcome,
+    )
 
 
 @pytest.mark.parametrize("cancelled", [False, True])

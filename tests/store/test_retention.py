@@ -4,6 +4,8 @@ What is kept, for how long, and how it is looked at: prune, lists, stats.
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from duly.connection import Link
@@ -301,6 +303,24 @@ async def test_a_list_of_one_topic_reads_on_through_others_in_short_pages(store,
         clock.advance(ms=1)
     jobs, sizes = await every(views, JobState.cancelled, "rare", limit=5)
     assert (["first", "last"], [1, 0, 1]) == ([job.id for job in jobs], sizes)
+
+
+@pytest.mark.parametrize("limit", [1, 7, 100])
+async def test_scheduled_jobs_of_many_topics_are_listed_as_one_line(store, views, limit):
+    """
+    Each topic has an index of its own: some with more than a page, some with one, many due at the same time.
+    """
+    drawn = random.Random(5)
+    dues = {}
+    for at in range(400):
+        topic = "crowd" if at % 3 else f"t{drawn.randrange(150)}"
+        dues[key(f"{drawn.randrange(10**6):06}-{at}", topic)] = 1_000_000 + 10 * drawn.randrange(1, 9)
+    await store.enqueue_many([order(one.id, one.topic, due_ms=due) for one, due in dues.items()])
+    jobs, _ = await every(views, JobState.scheduled, limit=limit)
+    line = sorted(dues, key=lambda one: (dues[one], one.member))
+    assert line == [job.key for job in jobs]
+    jobs, _ = await every(views, JobState.scheduled, "crowd", limit=limit)
+    assert [one for one in line if one.topic == "crowd"] == [job.key for job in jobs]
 
 
 async def test_ready_jobs_are_listed_over_topics_and_lanes(store, views):

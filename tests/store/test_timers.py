@@ -11,7 +11,6 @@ from duly.job import JobKey, Order
 from duly.store import Promise, Want
 from tests.store.kit import claim, enqueue, key
 
-
 CLAIM_KEPT_MS = 600_000  #: how long the last claim of a silent worker is kept
 CHECK_MS = 50  #: how long after a wake-up the timers look whether anybody came
 
@@ -30,7 +29,14 @@ def told_of(store, raw):
 
 
 async def test_timers_are_told_of_a_new_earliest_due_time_of_a_topic_and_of_nothing_else(store, raw):
-    for topic, delay_ms in (("mail", 500), ("mail", 700), ("mail", 300), ("mail", 301), ("slow", 900), ("mail", 1)):
+    for topic, delay_ms in (
+        ("mail", 500),
+        ("mail", 700),
+        ("mail", 300),
+        ("mail", 301),
+        ("slow", 900),
+        ("mail", 1),
+    ):
         await enqueue(store, str(delay_ms), topic, delay_ms=delay_ms)
     assert [
         ({"mail": 1_000_500}, 0),
@@ -163,7 +169,9 @@ async def test_a_worker_that_says_good_bye_leaves_nothing_behind_on_any_shard(li
     assert ([0, 0, 0], 0) == (left, raw.hlen(store.keys[0].fixed["workers"]))
 
 
-async def test_the_last_claim_of_a_worker_that_fell_silent_is_forgotten_before_the_worker_is(store, clock, raw):
+async def test_the_last_claim_of_a_worker_that_fell_silent_is_forgotten_before_the_worker_is(
+    store, clock, raw
+):
     fixed = store.keys[0].fixed
     for worker in ("killed", "alive"):
         await enqueue(store, worker)
@@ -174,7 +182,10 @@ async def test_the_last_claim_of_a_worker_that_fell_silent_is_forgotten_before_t
     assert {b"killed", b"alive"} == set(raw.hkeys(fixed["claims"]))
     clock.advance(ms=1)
     await store.beat("alive", b"{}")
-    assert ([b"alive"], {b"killed", b"alive"}) == (raw.hkeys(fixed["claims"]), set(raw.hkeys(fixed["workers"])))
+    assert ([b"alive"], {b"killed", b"alive"}) == (
+        raw.hkeys(fixed["claims"]),
+        set(raw.hkeys(fixed["workers"])),
+    )
     clock.advance(s=24 * 3_600)
     await store.beat("alive", b"{}")
     assert [b"alive"] == raw.hkeys(fixed["workers"])

@@ -52,7 +52,8 @@ def struct_of(lua_format):
     words = re.findall(r"I8|I4|I2|c\d+|[BH]", lua_format)
     assert ">" + "".join(words) == lua_format.strip("'")
     return ">" + "".join(
-        {"I8": "Q", "I4": "I", "I2": "H"}.get(word, f"{word[1:]}s" if word[0] == "c" else word) for word in words
+        {"I8": "Q", "I4": "I", "I2": "H"}.get(word, f"{word[1:]}s" if word[0] == "c" else word)
+        for word in words
     )
 
 

@@ -49,7 +49,7 @@ class Called:
         while len(self._heard) > KNOWN:
             self._heard.popitem(last=False)
 
-    def topics(self) -> Collection[str]:
+    def topics(self) -> list[str]:
         """
         What to ask for.
         """
@@ -116,7 +116,7 @@ class CallbackHandlers(Handlers):
         self._called = called
         self._deliverer = deliverer
 
-    def topics(self) -> Collection[str]:
+    def served(self) -> Collection[str]:
         """
         What to ask for.
         """

@@ -118,7 +118,7 @@ def work(
 async def _work_until(stop: asyncio.Event, app: Duly, how: How) -> None:
     async with app:
         place = (await app.store()).link.place  # the URL may hold a password
-        topics = how.topics or list(app.handlers.topics())
+        topics = how.topics or app.handlers.topics()
         log.info("working on %s at %s", ", ".join(topics) or "nothing", place)
         async with stopping_when_idle(stop, app, topics, log) if how.burst else nullcontext():
             await app.work(

@@ -47,7 +47,7 @@ def wrap_handlers(
 
         return within
 
-    for topic in list(app.handlers.topics()):
+    for topic in app.handlers.topics():
         handler = app.handlers.get(topic)
         if handler is not None:
             handler.fn = wrap(handler.fn)

@@ -142,7 +142,7 @@ class Worker:
 
     def _my_topics(self) -> Collection[str]:
         if self._topics is None:
-            return self._handlers.topics()
+            return self._handlers.served()
         return [topic for topic in self._topics if self._handlers.get(topic) is not None]
 
     # -- running ------------------------------------------------------------------------------------------

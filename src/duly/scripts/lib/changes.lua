@@ -420,8 +420,10 @@ end
 
 -- Tell workers with many topics, which cannot listen to each of them, which ones have work.
 local function tell_broad(now_ms)
-  if next(woken) and (tonumber(shard[BROAD]) or 0) > now_ms then
-    redis.call('XADD', key.woken_topics, 'MAXLEN', '~', WOKEN_KEPT, '*', 'topics', table.concat(names_of(woken), ' '))
+  if (next(woken) or next(called)) and (tonumber(shard[BROAD]) or 0) > now_ms then
+    local names = names_of(woken)
+    for topic in pairs(called) do names[#names + 1] = topic end
+    redis.call('XADD', key.woken_topics, 'MAXLEN', '~', WOKEN_KEPT, '*', 'topics', table.concat(names, ' '))
   end
 end
 
