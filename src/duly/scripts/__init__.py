@@ -36,6 +36,15 @@ NAMES = sorted(file.name.removesuffix(".lua") for file in _HERE.iterdir() if fil
 _LIBRARY = """\
 #!lua name=@name@
 local scripts
+{make}{functions}
+"""
+#: The same for one call, where the server takes no functions: at its memory limit.  It remembers nothing.
+_EVALUATED = """\
+#!lua flags=allow-oom
+{make}local name = table.remove(ARGV, 1)
+return make()[name](KEYS, ARGV)
+"""
+_MAKE = """\
 local function make()
 local redis, string, table, math = redis, string, table, math
 local KEYS, ARGV, topics_at
@@ -49,7 +58,6 @@ local scripts = {{}}
 {scripts}
 return scripts
 end
-{functions}
 """
 #: Every part has a scope of its own.  What others use of it stands outside: Lua allows a function 200 locals,
 #: and each to use 60 variables of others.
@@ -134,6 +142,7 @@ class Library:
 
     name: str
     source: str
+    evaluated: str  #: for EVAL; its first argument names a script that is allowed at the memory limit
 
     def function(self, script: str) -> str:
         """
@@ -151,11 +160,14 @@ def library() -> Library:
     bodies = {name: part(name) for name in PARTS}
     parts, constants = _parts(bodies, "".join(script.body for script in scripts))
     keys = sorted(set(re.findall(r"\bkey\.(\w+)", parts)))
-    source = _LIBRARY.format(
+    make = _MAKE.format(
         keys=", ".join(keys),
         assigned=" ".join(f"key.{key} = {key}" for key in keys),
         parts=parts,
         scripts="".join(_function(script, keys, constants) for script in scripts),
+    )
+    source = _LIBRARY.format(
+        make=make,
         functions="".join(
             _REGISTERED.format(name=script.name, flags=", ".join(f"'{flag}'" for flag in script.flags))
             for script in scripts
@@ -163,7 +175,7 @@ def library() -> Library:
     )
     # The digest only names the library to the server; it protects nothing.
     name = f"{LIBRARY_PREFIX}{hashlib.sha256(source.encode()).hexdigest()[:16]}"
-    return Library(name, source.replace("@name@", name))
+    return Library(name, source.replace("@name@", name), _EVALUATED.format(make=make))
 
 
 def _parts(bodies: dict[str, str], scripts: str) -> tuple[str, dict[str, str]]:
