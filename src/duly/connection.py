@@ -39,6 +39,7 @@ _CLOSED = (AuthenticationError, AuthorizationError, NoPermissionError)
 FIRST_PAUSE_S = 0.01
 LONGEST_PAUSE_S = 0.5
 MAX_CONNECTIONS = 64  #: of one client; a thousand calls at once take turns
+MAX_BLOCKING = 64  #: besides, for calls that wait on the server
 
 
 class _NotSent(Exception):  # never leaves this module
@@ -105,6 +106,9 @@ class Link:
         self._ensure = ensure
         self._idle: list[Wire] = []
         self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
+        # Calls that wait on the server would take the slots of those that do not.
+        self._idle_blocking: list[Wire] = []
+        self._blocking_slots = asyncio.Semaphore(MAX_BLOCKING)
         self._closed = False
         try:
             self._pool = ConnectionPool.from_url(
@@ -123,13 +127,14 @@ class Link:
         self,
         *command: Any,
         again: Sequence[Any] | None = None,
-        timeout_s: float | None = None,
+        block_s: float | None = None,
     ) -> Any:
         """
         Send one command and return its reply, replaying it while that is safe and there is patience.
 
-        *again* is what to send instead when the first sending may have run.  Our functions are loaded where
-        the server does not know them (yet, or any more).
+        *again* is what to send instead when the first sending may have run.  With *block_s* the server may
+        keep the reply back for so long, and the call takes the place of no other.  Our functions are loaded
+        where the server does not know them (yet, or any more).
 
         Raises:
             StoreUnavailable: It was refused or never sent.
@@ -143,9 +148,7 @@ class Link:
         maybe_ran = False
         while True:
             try:
-                return await self._exchange(
-                    tuple(again) if maybe_ran and again else command, timeout_s or self.timeout_s
-                )
+                return await self._exchange(tuple(again) if maybe_ran and again else command, block_s)
             except _NoFunction:
                 await self._load(maybe_ran=maybe_ran)
                 continue
@@ -182,11 +185,11 @@ class Link:
             f"no reply from {self.place}, also after replays: {cause}; calling again is safe"
         )
 
-    async def _exchange(self, command: tuple[Any, ...], timeout_s: float) -> Any:
-        async with self._slots:
-            wire = await self._wire()
+    async def _exchange(self, command: tuple[Any, ...], block_s: float | None = None) -> Any:
+        async with self._slots if block_s is None else self._blocking_slots:
+            wire = await self._wire(blocks=block_s is not None)
             try:
-                reply = await wire.exchange(command, timeout_s)
+                reply = await wire.exchange(command, self.timeout_s if block_s is None else block_s + 5)
             except ReplyError as error:
                 raise await self._answered(wire, error) from error
             except WireLost as error:
@@ -196,7 +199,7 @@ class Link:
                 # A cancelled call leaves its reply behind: the next caller must not read it.
                 await self._drop(wire)
                 raise
-            self._idle.append(wire)
+            self._keep(wire)
             return reply
 
     async def _answered(self, wire: Wire, error: ReplyError) -> Exception:
@@ -213,7 +216,7 @@ class Link:
             return StoreUnavailable(
                 f"{self.place} does not allow it: {error}; check the user and password in the URL and its ACL"
             )
-        self._idle.append(wire)
+        self._keep(wire)
         if error.said.startswith("Function not found"):
             return _NoFunction()
         if error.code == "OOM":
@@ -224,15 +227,18 @@ class Link:
             return _Refused(error.said)
         return StoreUnavailable(f"{self.place} refused the call: {error.said}; nothing was changed")
 
-    async def _wire(self) -> Wire:
-        while self._idle:
-            wire = self._idle.pop()
+    async def _wire(self, *, blocks: bool) -> Wire:
+        idle = self._idle_blocking if blocks else self._idle
+        while idle:
+            wire = idle.pop()
             if not wire.lost:
                 return wire
             await self._drop(wire)
         connection = self._new_connection()
         await self._connect(connection)
-        return Wire(connection)
+        wire = Wire(connection)
+        wire.blocks = blocks
+        return wire
 
     async def _connect(self, connection: Any) -> None:
         try:
@@ -294,6 +300,9 @@ class Link:
         make: Callable[[], Any] = self._pool.make_connection
         return make()
 
+    def _keep(self, wire: Wire) -> None:
+        (self._idle_blocking if wire.blocks else self._idle).append(wire)
+
     async def _drop(self, wire: Wire) -> None:
         with suppress(RedisError, OSError, RuntimeError):
             await wire.aclose()
@@ -302,7 +311,9 @@ class Link:
         """
         Close connections that nobody uses.
         """
-        idle, self._idle = self._idle, []
+        idle = [*self._idle, *self._idle_blocking]
+        self._idle.clear()
+        self._idle_blocking.clear()
         for wire in idle:
             await self._drop(wire)
 

@@ -63,6 +63,7 @@ class Wire(asyncio.Protocol):
         self._reader = Reader(replyError=ReplyError)
         self._reply: asyncio.Future[Any] | None = None
         self.lost = False
+        self.blocks = False  #: carries calls that wait on the server
         writer = connection._writer  # noqa: SLF001  # there is no other way to it; tests would fail without it
         assert writer is not None, "a connection is made before it is taken over"  # noqa: S101  # of our caller
         self._transport = writer.transport

@@ -77,7 +77,7 @@ class CallbackStore(Store):
         await self.look()
         ours = [keys.fixed["callbacks"] for keys in self.keys]
         others = [keys.wake(topic) for keys in self.keys for topic in self._called.urls]
-        reply = await self.link.call("BLPOP", *ours, *others, max(seconds, 0.01), timeout_s=seconds + 5)
+        reply = await self.link.call("BLPOP", *ours, *others, max(seconds, 0.01), block_s=seconds)
         if reply is None:
             return False
         key, token = reply[0].decode(), reply[1]

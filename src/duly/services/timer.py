@@ -108,40 +108,29 @@ class Timer:
 
 class TimerBell:
     """
-    Listens to the shard's timer stream, from the last id it saw, for an earlier due time.
+    Listens to the timer streams of all shards, each from the last id it saw, for an earlier due time.
     """
 
     every_s = 0.0
 
-    def __init__(self, store: Store, shard: int, outlook: Outlook, *, listen_s: float = 5.0) -> None:
+    def __init__(self, store: Store, outlooks: list[Outlook], *, listen_s: float = 5.0) -> None:
         self._store = store
         self._listen_s = listen_s
-        self._key = store.keys[shard].fixed["timer"]
-        self._outlook = outlook
+        keys = [shard.fixed["timer"].encode() for shard in store.keys]
+        self._outlooks = dict(zip(keys, outlooks, strict=True))
         # The newest entry is heard first, however old: it may be newer than the first look of this process.
-        self._last = b"0-0"
+        self._last = dict.fromkeys(keys, b"0-0")
 
     async def run_once(self) -> int:
         """
         Wait for one message, or for some seconds.
         """
-        call = self._store.link.call
-        reply = await call(
-            # Zero would block for ever.
-            *(
-                "XREAD",
-                "COUNT",
-                10,
-                "BLOCK",
-                max(1, int(self._listen_s * 1000)),
-                "STREAMS",
-                self._key,
-                self._last,
-            ),
-            timeout_s=self._listen_s + 5,
-        )
-        if reply:
-            for entry, fields in reply[0][1]:
-                self._last = entry
-                self._outlook.note_due(int(float(fields[1])))
+        # Zero would block for ever.
+        block_ms = max(1, int(self._listen_s * 1000))
+        head = ("XREAD", "COUNT", 10, "BLOCK", block_ms, "STREAMS")
+        reply = await self._store.link.call(*head, *self._last, *self._last.values(), block_s=block_ms / 1000)
+        for key, entries in reply or ():
+            for entry, fields in entries:
+                self._last[key] = entry
+                self._outlooks[key].note_due(int(float(fields[1])))
         return 0
