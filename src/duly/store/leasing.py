@@ -7,7 +7,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, get_args
 
-from duly.group import Group
+from duly.group import LATE_S, Group
 from duly.ids import new_nonce
 from duly.records import Terms, lease_of, worker_id
 from duly.store.answers import check_held, ms_of
@@ -197,7 +197,7 @@ class Leasing(Calls):
         async def send(batch: list[Finish]) -> list[bytes]:
             return await self.finish(verb, shard, batch)
 
-        return Group(send, key=_finish_key, size=_finish_size, max_jobs=PER_CALL)
+        return Group(send, key=_finish_key, size=_finish_size, max_jobs=PER_CALL, late_s=LATE_S)
 
     async def finish(self, verb: Ending, shard: int, batch: Sequence[Finish]) -> list[bytes]:
         """
