@@ -106,7 +106,10 @@ class Leasing(Calls):
         names = tuple(topics)
         keys = [self.keys[shard].wake(topic) for shard in range(self.shards) for topic in names]
         # The server's own time limit is only a bound: it is coarse, and nothing depends on when it ends.
-        reply = await self.link.call("BLPOP", *keys, max(seconds, 0.01), block_s=seconds)
+        # A reply that got lost may have told of something: whoever waited looks, instead of waiting again.
+        reply = await self.link.call(
+            "BLPOP", *keys, max(seconds, 0.01), again=("PING",), block_s=max(seconds, 0.01)
+        )
         return reply is not None
 
     async def extend(self, shard: int, leases: Sequence[Lease], *, lease_ms: int | None = None) -> list[bool]:
