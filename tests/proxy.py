@@ -1,5 +1,5 @@
 """
-A wire that can be cut: stands between a client and a server, and loses requests or replies when told to.
+A wire that can be cut or fall silent: stands between a client and a server, and loses requests or replies.
 
 It runs in a thread of its own, so that it serves tests of any kind, also of other processes.
 """
@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Where = Literal["before", "inside", "after"]
+Where = Literal["before", "inside", "after", "silent"]
 
 
 @dataclass
 class Cut:
     """
     Where to lose what: before a request reaches the server, inside it, or after it, with its reply.
+
+    "silent" loses the reply, too, and leaves the connection open: nothing comes through it any more.
     """
 
     where: Where
@@ -42,12 +44,14 @@ class Proxy:
         self.upstream = upstream
         self.dir = Path(tempfile.mkdtemp(prefix="duly-proxy-"))
         self.made = 0  #: how many cuts were made
+        self.swallowed: list[bytes] = []  #: what clients sent into silent connections
         self._cut: Cut | None = None
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  #: one for each connection
+        self._silent: set[asyncio.Task[None]] = set()
         self._server = self._call(asyncio.start_unix_server(self._serve, str(self.socket)))
 
     @property
@@ -66,6 +70,16 @@ class Proxy:
         """
         with self._lock:
             self._cut = Cut(where, matching.encode(), times, then)
+
+    def silence(self) -> None:
+        """
+        Let nothing through any more on the connections of now, without a reset; new ones work.
+        """
+
+        async def fall_silent() -> None:
+            self._silent |= self._tasks
+
+        self._call(fall_silent())
 
     def mend(self) -> None:
         """
@@ -103,14 +117,18 @@ class Proxy:
         task = asyncio.current_task()
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._silent.discard)
         try:
             server, to_server = await asyncio.open_unix_connection(str(self.upstream))
         except OSError:
             to_client.close()
             return
-        replies = asyncio.create_task(_pump(server, to_client))
+        replies = asyncio.create_task(self._pump(server, to_client, task))
         try:
             while request := await _read_request(client):
+                if task in self._silent:
+                    self.swallowed.append(request)
+                    continue
                 cut = self._due_cut(request)
                 if cut is None:
                     to_server.write(request)
@@ -119,7 +137,7 @@ class Proxy:
                 if cut.where == "inside":
                     to_server.write(request[: len(request) // 2])
                     await to_server.drain()
-                if cut.where == "after":
+                if cut.where in {"after", "silent"}:
                     replies.cancel()
                     await asyncio.gather(replies, return_exceptions=True)
                     to_server.write(request)
@@ -127,7 +145,9 @@ class Proxy:
                     await server.read(1)  # the server has answered: it has done what was asked
                 if cut.then:
                     cut.then()
-                return
+                if cut.where != "silent":
+                    return
+                self._silent.add(task)
         except (OSError, asyncio.IncompleteReadError):
             pass
         finally:
@@ -136,13 +156,16 @@ class Proxy:
                 with suppress(OSError, RuntimeError):
                     writer.close()
 
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError):
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-        writer.close()
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, task: asyncio.Task[None]
+    ) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                if task not in self._silent:
+                    writer.write(data)
+                    await writer.drain()
+            if task not in self._silent:
+                writer.close()
 
 
 async def _read_request(reader: asyncio.StreamReader) -> bytes:

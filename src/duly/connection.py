@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 from contextlib import suppress
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from redis.asyncio import ConnectionPool
@@ -22,7 +22,7 @@ from redis.exceptions import (
     RedisError,
 )
 
-from duly.errors import OutcomeUnknown, ServerUnsuitable, StoreUnavailable, UsageError
+from duly.errors import DulyError, OutcomeUnknown, ServerUnsuitable, StoreUnavailable, UsageError
 from duly.pauses import Pauses
 from duly.scripts import library
 from duly.wire import ReplyError, Wire, WireLost
@@ -39,6 +39,12 @@ _CLOSED = (AuthenticationError, AuthorizationError, NoPermissionError)
 FIRST_PAUSE_S = 0.01
 LONGEST_PAUSE_S = 0.5
 MAX_CONNECTIONS = 64  #: of one client; a thousand calls at once take turns
+MAX_BLOCKING = 64  #: besides, for calls that wait on the server
+TRY_S = 1.0  #: how long a connection may be silent before the server is asked over a new one
+SHORTEST_TRY_S = 0.05  #: for the least patience
+TRIES = 5  #: that the patience is enough for
+REST_S = 10.0  #: a connection that was idle for so long is asked before it is trusted with a call
+QUIET_S = 10.0  #: a subscription that hears nothing for so long asks whether it still stands
 
 
 class _NotSent(Exception):  # never leaves this module
@@ -79,6 +85,9 @@ class Link:
     Every mutating call carries a request id or is idempotent by itself, so a
     call whose reply was lost is sent again.  redis-py's own retries are off:
     they would repeat calls without telling.
+
+    A connection that is silent for `try_s` is not closed for that alone: the server may be busy, and silent
+    to all of its clients.  A new connection tells the two apart, see `_tell_apart`.
     """
 
     def __init__(
@@ -87,24 +96,29 @@ class Link:
         *,
         ensure: Callable[[], Awaitable[None]] | None = None,
         patience_s: float = 5.0,
-        timeout_s: float = 6.0,
     ) -> None:
         """
         Prepare, without connecting yet.
 
-        *ensure* is asked to bring the server up when it cannot be reached.
+        *ensure* is asked to bring the server up when it cannot be reached.  *patience_s* is how long a call
+        goes on, with all of its tries.
 
         Raises:
             UsageError: *url* is not the address of a Redis or Valkey server.
         """
         self.url = url
         self.patience_s = patience_s
-        self.timeout_s = timeout_s
         #: awaited before each call, for a server that nobody could look at yet
         self.before: Callable[[], Awaitable[None]] | None = None
         self._ensure = ensure
+        self._wires: set[Wire] = set()
         self._idle: list[Wire] = []
         self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
+        # Calls that wait on the server would take the slots of those that do not.
+        self._idle_blocking: list[Wire] = []
+        self._blocking_slots = asyncio.Semaphore(MAX_BLOCKING)
+        self._suspects: set[Wire] = set()  #: connections whose reply is overdue
+        self._telling: asyncio.Task[None] | None = None
         self._closed = False
         try:
             self._pool = ConnectionPool.from_url(
@@ -119,17 +133,25 @@ class Link:
             msg = f"cannot use {url!r} as a server address: {error}; write redis://host:port/0, rediss:// or unix://path"
             raise UsageError(msg) from error
 
+    @property
+    def try_s(self) -> float:
+        """
+        How long a connection may be silent before the server is asked over a new one.
+        """
+        return max(SHORTEST_TRY_S, min(TRY_S, self.patience_s / TRIES))
+
     async def call(
         self,
         *command: Any,
         again: Sequence[Any] | None = None,
-        timeout_s: float | None = None,
+        block_s: float | None = None,
     ) -> Any:
         """
         Send one command and return its reply, replaying it while that is safe and there is patience.
 
-        *again* is what to send instead when the first sending may have run.  Our functions are loaded where
-        the server does not know them (yet, or any more).
+        *again* is what to send instead when the first sending may have run.  With *block_s* the server may
+        keep the reply back for so long, and the call takes the place of no other.  Our functions are loaded
+        where the server does not know them (yet, or any more).
 
         Raises:
             StoreUnavailable: It was refused or never sent.
@@ -137,14 +159,13 @@ class Link:
         """
         if self.before is not None:
             await self.before()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.patience_s
+        deadline_s = monotonic() + self.patience_s + (block_s or 0.0)
         pauses = Pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         maybe_ran = False
         while True:
             try:
                 return await self._exchange(
-                    tuple(again) if maybe_ran and again else command, timeout_s or self.timeout_s
+                    tuple(again) if maybe_ran and again else command, deadline_s, block_s
                 )
             except _NoFunction:
                 await self._load(maybe_ran=maybe_ran)
@@ -159,7 +180,7 @@ class Link:
                 if maybe_ran:
                     raise self._unknown(error) from error
                 raise
-            if loop.time() + pauses.next_s > deadline or self._closed:
+            if monotonic() + pauses.next_s > deadline_s or self._closed:
                 if maybe_ran:
                     raise self._unknown(cause) from cause
                 msg = f"cannot use {self.place}: {cause}; nothing was changed"
@@ -182,11 +203,14 @@ class Link:
             f"no reply from {self.place}, also after replays: {cause}; calling again is safe"
         )
 
-    async def _exchange(self, command: tuple[Any, ...], timeout_s: float) -> Any:
-        async with self._slots:
-            wire = await self._wire()
+    async def _exchange(
+        self, command: tuple[Any, ...], deadline_s: float, block_s: float | None = None
+    ) -> Any:
+        async with self._slots if block_s is None else self._blocking_slots:
+            wire = await self._wire(deadline_s, blocks=block_s is not None)
+            wire.deadline_s = deadline_s
             try:
-                reply = await wire.exchange(command, timeout_s)
+                reply = await wire.exchange(command, self.try_s + (block_s or 0.0), self._suspect)
             except ReplyError as error:
                 raise await self._answered(wire, error) from error
             except WireLost as error:
@@ -196,7 +220,7 @@ class Link:
                 # A cancelled call leaves its reply behind: the next caller must not read it.
                 await self._drop(wire)
                 raise
-            self._idle.append(wire)
+            self._keep(wire)
             return reply
 
     async def _answered(self, wire: Wire, error: ReplyError) -> Exception:
@@ -213,7 +237,7 @@ class Link:
             return StoreUnavailable(
                 f"{self.place} does not allow it: {error}; check the user and password in the URL and its ACL"
             )
-        self._idle.append(wire)
+        self._keep(wire)
         if error.said.startswith("Function not found"):
             return _NoFunction()
         if error.code == "OOM":
@@ -224,20 +248,52 @@ class Link:
             return _Refused(error.said)
         return StoreUnavailable(f"{self.place} refused the call: {error.said}; nothing was changed")
 
-    async def _wire(self) -> Wire:
-        while self._idle:
-            wire = self._idle.pop()
-            if not wire.lost:
+    async def _wire(self, deadline_s: float, *, blocks: bool) -> Wire:
+        idle = self._idle_blocking if blocks else self._idle
+        while idle:
+            wire = idle.pop()
+            if wire.lost:
+                await self._drop(wire)
+            elif wire.idle_s() < REST_S or await self._answers(wire, deadline_s):
                 return wire
-            await self._drop(wire)
-        connection = self._new_connection()
-        await self._connect(connection)
-        return Wire(connection)
+        return await self._open(blocks=blocks)
 
-    async def _connect(self, connection: Any) -> None:
+    async def _answers(self, wire: Wire, deadline_s: float) -> bool:
+        """
+        Ask a connection that nobody has used for long whether it still leads to the server.
+        """
+        wire.deadline_s = deadline_s
         try:
-            await connection.connect()
-        except (RedisError, OSError, TimeoutError) as error:
+            await wire.exchange(("PING",), self.try_s / 2, self._suspect)
+        except ReplyError:
+            return True
+        except WireLost as error:
+            await self._drop(wire)
+            if monotonic() >= deadline_s:
+                raise _NotSent(str(error)) from error
+            return False
+        except BaseException:
+            await self._drop(wire)
+            raise
+        return True
+
+    async def _open(self, *, blocks: bool = False) -> Wire:
+        wire = Wire(await self._connect())
+        wire.blocks = blocks
+        self._wires.add(wire)
+        return wire
+
+    async def _connect(self) -> Any:
+        connection = self._new_connection()
+        try:
+            # Not only until it is connected: a server that is stopped accepts, and says nothing.
+            async with asyncio.timeout(self._connect_s):
+                await connection.connect()
+        except BaseException as error:
+            with suppress(RedisError, OSError, RuntimeError):
+                await connection.disconnect(nowait=True)
+            if not isinstance(error, (RedisError, OSError)):
+                raise
             # Who gives no password at all is refused within a connection error.
             if isinstance(error, _CLOSED) or isinstance(error.__cause__, _CLOSED):
                 msg = f"{self.place} does not let us in: {error}; check the user and password in the URL"
@@ -247,7 +303,100 @@ class Link:
             if "Protocol" in str(error):
                 msg = f"what answers at {self.place} is not a Redis or Valkey server: {error}"
                 raise ServerUnsuitable(msg) from error
-            raise _NotSent(str(error) or type(error).__name__) from error
+            why = str(error) or f"no answer within {self._connect_s:g} s"
+            raise _NotSent(why) from error
+        return connection
+
+    @property
+    def _connect_s(self) -> float:
+        # Twice within the patience: the first may get lost where the second gets through.
+        return max(TRY_S, self.patience_s / 2)
+
+    # -- silence ------------------------------------------------------------------------------------------
+
+    def _suspect(self, wire: Wire) -> None:
+        """
+        Take note of a reply that is overdue; its call waits on.
+        """
+        if not wire.waiting:
+            return
+        if wire.heard:
+            # A long reply is on its way.
+            wire.heard = False
+            wire.wait_on(self.try_s, self._suspect)
+            return
+        wire.silent = True
+        # However little patience there is, a server may take a second.  And however late it is: if it was
+        # this loop that was blocked, the reply is there and has only to be read.
+        left_s = max(wire.deadline_s - monotonic(), TRY_S - wire.idle_s())
+        wire.wait_on(max(left_s, self.try_s / 2))
+        self._suspects.add(wire)
+        if self._telling is None:
+            self._telling = asyncio.get_running_loop().create_task(self._tell_apart())
+
+    async def _tell_apart(self) -> None:
+        """
+        Tell silent connections from a silent server, by a new connection.
+
+        If the new one is answered, the silent ones are closed and their calls are sent again.  So are idle
+        and blocking ones that nothing was heard from since: an address that moved, or a balancer that forgot
+        its connections, concerns them all.  If the new one is silent, too, it is the server.  Then nothing is
+        closed and every call waits on: a server that forks for two seconds must not lose all of its clients.
+        """
+        try:
+            while any(wire.silent and wire.waiting for wire in self._suspects):
+                fresh = await self._knock()
+                silent = [wire for wire in self._suspects if wire.silent and (wire.waiting or wire.lost)]
+                if fresh is None:
+                    await asyncio.sleep(self.try_s)
+                elif not silent:
+                    await self._drop(fresh)
+                else:
+                    await self._replace(silent, fresh)
+        finally:
+            self._suspects.clear()
+            self._telling = None
+
+    async def _knock(self) -> Wire | None:
+        """
+        A new connection that was answered, None if it was not.
+        """
+        try:
+            wire = await self._open()
+        except (_NotSent, DulyError):
+            return None
+        try:
+            await wire.exchange(("PING",), self._connect_s)
+        except ReplyError:
+            pass
+        except WireLost:
+            await self._drop(wire)
+            return None
+        except BaseException:
+            await self._drop(wire)
+            raise
+        return wire
+
+    async def _replace(self, silent: list[Wire], fresh: Wire) -> None:
+        since_s = max(wire.sent_s for wire in silent)
+        siblings = [
+            wire
+            for wire in self._wires
+            if wire is not fresh and wire.sent_s < since_s and (wire.blocks or not wire.waiting)
+        ]
+        fresh.blocks = all(wire.blocks for wire in silent)
+        log.info("%s answers on a new connection, and not on %d others", self.place, len(silent))
+        for wire in (*silent, *siblings):
+            wire.give_up(f"no reply for {wire.idle_s():.3g} s, while a new connection is answered")
+        self._keep(fresh)
+        self._suspects.difference_update(silent)
+        for idle in (self._idle, self._idle_blocking):
+            lost = [wire for wire in idle if wire.lost]
+            idle[:] = [wire for wire in idle if not wire.lost]
+            for wire in lost:
+                await self._drop(wire)
+
+    # -----------------------------------------------------------------------------------------------------
 
     @property
     def place(self) -> str:
@@ -273,28 +422,40 @@ class Link:
         Yields an empty message after each (re)connection: what was published before may be missed.
         """
         while True:
-            connection = self._new_connection()
+            connection: Any = None
             try:
-                await connection.connect()
+                connection = await self._connect()
                 await connection.send_command("SUBSCRIBE", *channels, check_health=False)
+                asked = True
                 while True:
-                    kind, channel, data = await connection.read_response(timeout=math.inf)
-                    if kind == b"subscribe" and channel.decode() == channels[-1]:
+                    limit_s = self.patience_s if asked else QUIET_S
+                    message = await connection.read_response(timeout=limit_s)
+                    if message is None and asked:
+                        raise TimeoutError(f"nothing heard for {limit_s:g} s")
+                    asked = message is None
+                    if message is None:
+                        await connection.send_command("PING", check_health=False)
+                    elif message[0] == b"subscribe" and message[1].decode() == channels[-1]:
                         yield "", b""
-                    elif kind == b"message":
-                        yield channel.decode(), data
-            except (RedisError, OSError) as error:
+                    elif message[0] == b"message":
+                        yield message[1].decode(), message[2]
+            except (RedisError, OSError, DulyError, _NotSent) as error:
                 log.info("subscription lost (%s), subscribing again", error)
                 await asyncio.sleep(LONGEST_PAUSE_S * random.uniform(0.5, 1.0))  # jitter, not secrecy
             finally:
-                with suppress(RedisError, OSError, RuntimeError):
-                    await connection.disconnect(nowait=True)
+                if connection is not None:
+                    with suppress(RedisError, OSError, RuntimeError):
+                        await connection.disconnect(nowait=True)
 
     def _new_connection(self) -> Any:
         make: Callable[[], Any] = self._pool.make_connection
         return make()
 
+    def _keep(self, wire: Wire) -> None:
+        (self._idle_blocking if wire.blocks else self._idle).append(wire)
+
     async def _drop(self, wire: Wire) -> None:
+        self._wires.discard(wire)
         with suppress(RedisError, OSError, RuntimeError):
             await wire.aclose()
 
@@ -302,7 +463,9 @@ class Link:
         """
         Close connections that nobody uses.
         """
-        idle, self._idle = self._idle, []
+        idle = [*self._idle, *self._idle_blocking]
+        self._idle.clear()
+        self._idle_blocking.clear()
         for wire in idle:
             await self._drop(wire)
 
@@ -311,4 +474,7 @@ class Link:
         Close; calls under way fail at their next replay.
         """
         self._closed = True
+        if self._telling is not None:
+            self._telling.cancel()
+            await asyncio.wait([self._telling])
         await self.drop_idle()

@@ -69,7 +69,7 @@ class Settings:
     timer_scan_ms: int = 1_000  #: looks for due jobs this often, whatever happens
     recover_scan_ms: int = 1_000  #: looks for expired leases this often
     block_ms: int = 1_000  #: how long an idle worker waits before it asks again
-    socket_timeout_ms: int = 0  #: how long to wait for an answer of the server; 0 means block + 5 s
+    socket_timeout_ms: int = 5_000  #: how long a call waits for the server, with all of its tries
     drain_grace_ms: int = 25_000  #: how long running jobs may go on after SIGTERM
     stall_ms: int = 60_000  #: a worker that makes no progress for so long exits
 
@@ -95,8 +95,6 @@ class Settings:
     events_bytes: int = 256 * MIB  #: per shard
 
     def __post_init__(self) -> None:
-        if not self.socket_timeout_ms:
-            object.__setattr__(self, "socket_timeout_ms", self.block_ms + 5_000)
         self._check_each()
         self._check_together()
 
@@ -190,10 +188,9 @@ class Settings:
             raise UsageError(
                 f"lease_ms={self.lease_ms} leaves no time for three heartbeats; use at least 100"
             )
-        if self.socket_timeout_ms <= self.block_ms:
+        if self.socket_timeout_ms < 100:
             raise UsageError(
-                f"socket_timeout_ms={self.socket_timeout_ms} ends before block_ms={self.block_ms} does: "
-                f"every idle wait would look like a lost server; use at least {self.block_ms + 1_000}"
+                f"socket_timeout_ms={self.socket_timeout_ms} leaves no time for tries; use at least 100"
             )
         slowest = max(self.block_ms, self.timer_scan_ms, self.recover_scan_ms)
         if self.stall_ms < 2 * slowest:

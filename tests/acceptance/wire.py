@@ -1,5 +1,5 @@
 """
-A bad wire: stands between clients and a server and cuts connections by chance, at every point of an exchange.
+A bad wire: stands between clients and a server and cuts or silences connections by chance.
 """
 
 from __future__ import annotations
@@ -18,17 +18,21 @@ if TYPE_CHECKING:
     import random
 
 CUTS = ("before the request", "inside the request", "before the reply", "inside the reply", "after the reply")
+SILENCES = tuple(f"silent {where}" for where in CUTS)  #: without a reset: the connection stays open
 
 
 class Wire:
     """
-    A Unix socket in front of a server's; *share* of the exchanges end in a cut.
+    A Unix socket in front of a server's; *share* of the exchanges end in one of *ends*.
     """
 
-    def __init__(self, upstream: Path, chance: random.Random, *, share: float) -> None:
+    def __init__(
+        self, upstream: Path, chance: random.Random, *, share: float, ends: tuple[str, ...] = CUTS
+    ) -> None:
         self.upstream = upstream
         self.chance = chance
         self.share = share
+        self.ends = ends
         self.dir = Path(tempfile.mkdtemp(prefix="duly-wire-"))
         self.cuts: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -56,6 +60,9 @@ class Wire:
         try:
             server, to_server = await asyncio.open_unix_connection(str(self.upstream))
             await self._exchange(client, to_client, server, to_server)
+            if self.ends is SILENCES:
+                while await client.read(65536):
+                    pass
         except (OSError, asyncio.IncompleteReadError):
             pass
         finally:
@@ -71,9 +78,10 @@ class Wire:
                     to_client.write(data)
                     await to_client.drain()
                 return
-            cut = self.chance.choice(CUTS) if self.chance.random() < self.share else ""
+            cut = self.chance.choice(self.ends) if self.chance.random() < self.share else ""
             if cut:
                 self.cuts[cut] += 1
+            cut = cut.removeprefix("silent ")
             if cut == "before the request":
                 return
             to_server.write(request[: len(request) // 2] if cut == "inside the request" else request)

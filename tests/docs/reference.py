@@ -80,8 +80,6 @@ def _default(field: dataclasses.Field[Any]) -> str:
     value = field.default
     if value is None or value == "":
         return "none"
-    if field.name == "socket_timeout_ms":
-        return "block + 5s"
     if field.name.endswith("_ms"):
         return f"`{_amount(value, _DAYS if value % (7 * _DAYS[0][1]) == 0 else _TIMES)}`"
     if field.name.endswith(("_limit", "_bytes")):
@@ -96,8 +94,7 @@ def settings_table() -> str:
     for key, (name, _) in settings.KEYS.items():
         if name in heading:
             groups.append((heading[name], []))
-        text = meaning[name].removesuffix("; 0 means block + 5 s")
-        groups[-1][1].append((f"`{key}`", f"`DULY_{key.upper()}`", _default(fields[name]), text))
+        groups[-1][1].append((f"`{key}`", f"`DULY_{key.upper()}`", _default(fields[name]), meaning[name]))
     head = ["setting", "variable", "default", "meaning"]
     return "\n\n".join(f"### {title}\n\n{table(head, rows)}" for title, rows in groups)
 

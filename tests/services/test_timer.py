@@ -78,7 +78,7 @@ async def test_a_wake_up_that_went_to_a_dead_worker_costs_no_scan(make_app):
         link = Link(store.link.url)
         try:
             while True:
-                stolen.append(await link.call("BLPOP", store.keys[0].wake("tick"), 300, timeout_s=600))
+                stolen.append(await link.call("BLPOP", store.keys[0].wake("tick"), 300, block_s=300))
         finally:
             await link.aclose()
 
@@ -256,7 +256,7 @@ async def test_a_bell_hears_of_an_earlier_due_time_also_between_two_readings(liv
     sleeper, outlook = timer(live, "a")
     await enqueue(live, "far", delay_ms=60_000)
     await sleeper.promote()
-    bell = TimerBell(live, 0, outlook, listen_s=0.05)
+    bell = TimerBell(live, [outlook], listen_s=0.05)
     await bell.run_once()
     assert outlook.due_in_s() > 50
     # Nobody listens while this is sent.
@@ -269,7 +269,7 @@ async def test_a_bell_hears_of_what_came_before_it_listened(live):
     sleeper, outlook = timer(live, "a")
     await sleeper.promote()
     await enqueue(live, "near", delay_ms=5_000)
-    await TimerBell(live, 0, outlook, listen_s=0.05).run_once()
+    await TimerBell(live, [outlook], listen_s=0.05).run_once()
     assert outlook.due_in_s() < 6
 
 
@@ -283,7 +283,7 @@ async def test_an_answer_does_not_hide_what_was_heard_since_it_was_asked(live, f
     look = await live.promote(0, timer="a", role="auto")
     near = order("near", delay_ms=5_000)
     await live.enqueue(near)
-    await TimerBell(live, 0, outlook, listen_s=0.05).run_once()
+    await TimerBell(live, [outlook], listen_s=0.05).run_once()
     outlook.note(look, sent_s)
     assert outlook.due_in_s() < 6
     # Who asks later knows more.

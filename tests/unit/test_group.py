@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,11 +105,12 @@ async def test_items_of_one_key_keep_their_order_over_two_halves():
     second = [callers.add(item) for item in ("a1", "b1", f"{chr(200)}2", "c1")]
     others = [callers.add(f"{chr(500 + number)}1") for number in range(half - 4)]
     await settle()
-    assert [half, 2] == [len(batch) for batch in wire.batches]
+    assert [half, half - 1] == [len(batch) for batch in wire.batches]
     wire.gate.set()
     await asyncio.gather(*first, *second, *others)
-    assert ["a1", "b1"] == wire.batches[1]
-    assert f"{chr(200)}2" == wire.batches[2][0]
+    # It waits, and holds nobody up.
+    assert ["a1", "b1", "c1"] == wire.batches[1][:3]
+    assert [f"{chr(200)}2"] == wire.batches[2]
 
 
 async def test_callers_of_one_moment_share_the_first_call():
@@ -211,6 +213,75 @@ async def test_a_leader_that_is_cancelled_leaves_no_follower_behind():
     leader.cancel()
     wire.gate.set()
     assert "B" == await follower
+
+
+class Held(Wire):
+    """
+    Calls whose first item begins with an h are held; all others go through.
+    """
+
+    async def send(self, batch):
+        if batch[0].startswith("h"):
+            return await super().send(batch)
+        self.batches.append(batch)
+        return [item.upper() for item in batch]
+
+
+@pytest.mark.parametrize("how", ["ask", "add"])
+async def test_who_waits_behind_a_call_that_takes_long_leaves_in_another(how):
+    wire = Held()
+    callers = group(wire, late_s=0.01)
+    held = asyncio.ensure_future(getattr(callers, how)("h"))
+    await settle()
+    assert ["A", "B"] == await asyncio.gather(callers.ask("a"), callers.ask("b"))
+    assert not held.done()
+    # From then on nobody waits at all.
+    assert "C" == await asyncio.wait_for(callers.ask("c"), 10)
+    assert [["h"], ["a", "b"], ["c"]] == wire.batches
+    wire.gate.set()
+    assert "H" == await held
+    assert (set(), {}, set()) == (callers._late, callers._senders, callers._under_way)
+
+
+async def test_who_waits_behind_a_quick_call_does_not_leave_in_another():
+    wire = Wire()
+    callers = group(wire, late_s=60)
+    first, second = callers.add("a"), callers.add("b")
+    await settle()
+    third = callers.add("c")
+    await settle()
+    assert [["a", "b"]] == wire.batches
+    wire.gate.set()
+    assert ["A", "B", "C"] == await asyncio.gather(first, second, third)
+
+
+@pytest.mark.parametrize("how", ["ask", "add"])
+async def test_an_item_does_not_pass_one_of_its_key_however_long_that_takes(how):
+    wire = Held()
+    callers = group(wire, key=lambda item: item[0], late_s=0.01)
+    held = [asyncio.ensure_future(getattr(callers, how)(item)) for item in ("h1", "h2")]
+    await settle()
+    assert ["A1", "B1"] == await asyncio.gather(callers.ask("a1"), callers.ask("b1"))
+    third = asyncio.ensure_future(getattr(callers, how)("h3"))
+    assert "C1" == await callers.ask("c1")
+    assert not any("h2" in batch or "h3" in batch for batch in wire.batches)
+    wire.gate.set()
+    assert ["H1", "H2", "H3"] == await asyncio.gather(*held, third)
+    assert [["h1"], ["h2"], ["h3"]] == [batch for batch in wire.batches if batch[0][0] == "h"]
+
+
+async def test_a_server_that_answers_nobody_gets_few_calls():
+    wire = Wire()
+    callers = group(wire, late_s=0.005)
+    asked = []
+    for number in range(60):
+        asked.append(callers.add(str(number)))
+        await asyncio.sleep(0.005)
+    # Each doubles the time until the next: 5, 10, 20, … ms.
+    assert len(wire.batches) <= 12
+    wire.gate.set()
+    assert [str(number) for number in range(60)] == await asyncio.gather(*asked)
+    assert [str(number) for number in range(60)] == [item for batch in wire.batches for item in batch]
 
 
 async def test_a_wrong_number_of_answers_is_an_error_not_a_mix_up():

@@ -51,7 +51,7 @@ def new_store(
     link = Link(
         server.url if server is not None else settings.url or "",
         ensure=None if server is None else _ensure(server),
-        timeout_s=settings.socket_timeout_ms / 1000,
+        patience_s=settings.socket_timeout_ms / 1000,
     )
     return kind(
         link,

@@ -77,9 +77,11 @@ class CallbackStore(Store):
         await self.look()
         ours = [keys.fixed["callbacks"] for keys in self.keys]
         others = [keys.wake(topic) for keys in self.keys for topic in self._called.urls]
-        reply = await self.link.call("BLPOP", *ours, *others, max(seconds, 0.01), timeout_s=seconds + 5)
-        if reply is None:
-            return False
+        limit_s = max(seconds, 0.01)
+        reply = await self.link.call("BLPOP", *ours, *others, limit_s, again=("PING",), block_s=limit_s)
+        if not isinstance(reply, list):
+            # Nothing came, or a reply that may have told of something got lost.
+            return reply is not None
         key, token = reply[0].decode(), reply[1]
         if key in ours:
             # One for each call that made some ready: one look at the queue serves them all.

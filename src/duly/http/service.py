@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from duly.canary import Canary
 from duly.errors import DulyError, JobNotFound
-from duly.group import Group
+from duly.group import LATE_S, Group
 from duly.http import audit
 from duly.http.access import Access
 from duly.http.duties import Duties
@@ -61,7 +61,7 @@ class Service:
         self.keys: KeyRing
         self.access: Access
         self._reads: Group[JobKey, Job | None] = Group(
-            self._read, key=lambda key: key, size=lambda _: 0, max_jobs=READS
+            self._read, key=lambda key: key, size=lambda _: 0, max_jobs=READS, late_s=LATE_S
         )
         self.live: Live
         self.canary: Canary

@@ -71,9 +71,7 @@ class Duties:
         ]
         # A loop that only waits must come round before it counts as stalled.
         often_s = min(5.0, settings.stall_ms / 2000)
-        self._bells = [
-            TimerBell(store, shard, outlook, listen_s=often_s) for shard, outlook in enumerate(outlooks)
-        ]
+        self._bell = TimerBell(store, outlooks, listen_s=often_s)
         seldom_s = min(SELDOM_S, settings.stall_ms / 3000)
         self._libraries = Libraries(store, every_s=seldom_s)
         self._pruner, self._auditor = (
@@ -89,11 +87,11 @@ class Duties:
             ("pruner", self._pruner),
             ("auditor", self._auditor),
             ("libraries", self._libraries),
+            ("timer bell", self._bell),
         ]
         for shard, timer in enumerate(self.timers):
             services += (
                 (f"timer {shard}", timer),
-                (f"timer bell {shard}", self._bells[shard]),
                 (f"recoverer {shard}", self.recoverers[shard]),
             )
         return services

@@ -9,6 +9,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from duly.errors import DulyError
+from duly.group import LATE_S
 from duly.pauses import Pauses
 from duly.store import PER_CALL, Finish
 
@@ -42,7 +43,10 @@ class Outbox:
         self._spawn = spawn
         self._settled = settled
         self._waiting: list[list[tuple[Run, Finish]]] = [[] for _ in range(store.shards)]
-        self._sending = [False] * store.shards
+        self._calls = 0  #: so far, which numbers them
+        self._sending = [0] * store.shards  #: the call that others wait behind, 0 for none
+        self._late: set[int] = set()  #: calls that nobody waits behind any more
+        self._alarm: asyncio.TimerHandle | None = None
 
     def ack(self, run: Run, result: bytes) -> None:
         """
@@ -51,15 +55,47 @@ class Outbox:
         shard = run.lease.shard
         self._waiting[shard].append((run, Finish(run.lease, run.lateness_ms(), (result,))))
         if not self._sending[shard]:
-            self._sending[shard] = True
-            self._spawn(self._send_all(shard))
+            self._start(shard)
+        elif self._alarm is None:
+            self._set_alarm()
 
-    async def _send_all(self, shard: int) -> None:
+    def _start(self, shard: int) -> None:
+        self._calls += 1
+        self._sending[shard] = self._calls
+        self._spawn(self._send_all(shard, self._calls))
+
+    def _set_alarm(self) -> None:
+        late_s = LATE_S * 2 ** len(self._late)
+        self._alarm = asyncio.get_running_loop().call_later(late_s, self._overtake, self._calls)
+
+    def _overtake(self, last: int) -> None:
+        """
+        Let what waits pass the calls up to the *last*, as in `duly.group`.
+        """
+        self._alarm = None
+        for shard, call in enumerate(self._sending):
+            if self._waiting[shard] and 0 < call <= last:
+                self._late.add(call)
+                self._start(shard)
+        if any(self._waiting):
+            self._set_alarm()
+
+    async def _send_all(self, shard: int, call: int) -> None:
         try:
-            while self._waiting[shard]:
+            while self._sending[shard] == call and self._waiting[shard]:
                 await self._send(shard, self._next_batch(shard))
+                self._late.discard(call)
+                if self._sending[shard] == call:
+                    self._calls += 1
+                    self._sending[shard] = call = self._calls
+        except asyncio.CancelledError:
+            # The worker ends, and what it could not store is left to the leases.
+            self._waiting[shard].clear()
+            raise
         finally:
-            self._sending[shard] = False
+            self._late.discard(call)
+            if self._sending[shard] == call:
+                self._sending[shard] = 0
 
     async def _send(self, shard: int, batch: list[tuple[Run, Finish]]) -> None:
         pauses = Pauses()

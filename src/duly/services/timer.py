@@ -133,47 +133,37 @@ class Timer:
 
 class TimerBell:
     """
-    Listens to the shard's timer stream, from the last id it saw, for an earlier due time.
+    Listens to the timer streams of all shards, each from the last id it saw, for an earlier due time.
     """
 
     every_s = 0.0
 
-    def __init__(self, store: Store, shard: int, outlook: Outlook, *, listen_s: float = 5.0) -> None:
+    def __init__(self, store: Store, outlooks: list[Outlook], *, listen_s: float = 5.0) -> None:
         self._store = store
         self._listen_s = listen_s
-        self._shard = shard
-        self._key = store.keys[shard].fixed["timer"]
-        self._outlook = outlook
+        keys = [shard.fixed["timer"].encode() for shard in store.keys]
+        self._shards = dict(zip(keys, enumerate(outlooks), strict=True))
         # The newest entry is heard first, however old: it may be newer than the first look of this process.
-        self._last = b"0-0"
+        self._last = dict.fromkeys(keys, b"0-0")
 
     async def run_once(self) -> int:
         """
         Wait for one message, or for some seconds.
         """
-        call = self._store.link.call
-        reply = await call(
-            # Zero would block for ever.
-            *(
-                "XREAD",
-                "COUNT",
-                100,
-                "BLOCK",
-                max(1, int(self._listen_s * 1000)),
-                "STREAMS",
-                self._key,
-                self._last,
-            ),
-            timeout_s=self._listen_s + 5,
-        )
-        if reply:
-            for entry, fields in reply[0][1]:
-                self._last = entry
-                told = dict(zip(fields[::2], fields[1::2], strict=True))
-                dues = told[b"dues"].decode().split()
-                self._store.expect_due(self._shard, dues[::2])
-                for topic, due_ms in zip(dues[::2], dues[1::2], strict=True):
-                    self._outlook.note_due(int(float(due_ms)), topic)
-                if told[b"check_ms"]:
-                    self._outlook.note_check(int(told[b"check_ms"]))
+        # Zero would block for ever.
+        block_ms = max(1, int(self._listen_s * 1000))
+        head = ("XREAD", "COUNT", 100, "BLOCK", block_ms, "STREAMS")
+        reply = await self._store.link.call(*head, *self._last, *self._last.values(), block_s=block_ms / 1000)
+        for key, entries in reply or ():
+            for entry, fields in entries:
+                self._last[key] = entry
+                self._hear(*self._shards[key], dict(zip(fields[::2], fields[1::2], strict=True)))
         return 0
+
+    def _hear(self, shard: int, outlook: Outlook, told: dict[bytes, bytes]) -> None:
+        dues = told[b"dues"].decode().split()
+        self._store.expect_due(shard, dues[::2])
+        for topic, due_ms in zip(dues[::2], dues[1::2], strict=True):
+            outlook.note_due(int(float(due_ms)), topic)
+        if told[b"check_ms"]:
+            outlook.note_check(int(told[b"check_ms"]))

@@ -7,7 +7,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, get_args
 
-from duly.group import Group
+from duly.group import LATE_S, Group
 from duly.ids import new_nonce
 from duly.records import Terms, lease_of, worker_id
 from duly.store.answers import check_held, ms_of
@@ -124,7 +124,10 @@ class Leasing(Calls):
         names = tuple(topics)
         keys = [self.keys[shard].wake(topic) for shard in range(self.shards) for topic in names]
         # The server's own time limit is only a bound: it is coarse, and nothing depends on when it ends.
-        reply = await self.link.call("BLPOP", *keys, max(seconds, 0.01), timeout_s=seconds + 5)
+        # A reply that got lost may have told of something: whoever waited looks, instead of waiting again.
+        reply = await self.link.call(
+            "BLPOP", *keys, max(seconds, 0.01), again=("PING",), block_s=max(seconds, 0.01)
+        )
         return reply is not None
 
     async def ready_topics(self, shard: int, page: int) -> AsyncIterator[list[str]]:
@@ -147,10 +150,9 @@ class Leasing(Calls):
         *places* are those of the answer before, one for each shard.
         """
         streams = [keys.fixed["woken_topics"] for keys in self.keys]
-        told = await self.link.call(
-            *("XREAD", "BLOCK", max(1, round(seconds * 1000)), "STREAMS", *streams, *places),
-            timeout_s=seconds + 5,
-        )
+        block_ms = max(1, round(seconds * 1000))
+        head = ("XREAD", "BLOCK", block_ms, "STREAMS")
+        told = await self.link.call(*head, *streams, *places, block_s=block_ms / 1000)
         shards = {stream.encode(): shard for shard, stream in enumerate(streams)}
         found = []
         for stream, entries in told or ():
@@ -246,7 +248,7 @@ class Leasing(Calls):
         async def send(batch: list[Finish]) -> list[bytes]:
             return await self.finish(verb, shard, batch)
 
-        return Group(send, key=_finish_key, size=_finish_size, max_jobs=PER_CALL)
+        return Group(send, key=_finish_key, size=_finish_size, max_jobs=PER_CALL, late_s=LATE_S)
 
     async def finish(self, verb: Ending, shard: int, batch: Sequence[Finish]) -> list[bytes]:
         """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from duly.bulk import in_bulk, unless_all_failed
 from duly.codec import ASKING
 from duly.errors import DulyError
-from duly.group import Group
+from duly.group import LATE_S, Group
 from duly.ids import new_nonce, new_request
 from duly.job import JobState, Placed
 from duly.records import options_of
@@ -61,7 +61,7 @@ class Sending(Calls):
         async def send(batch: list[tuple[Order, bytes]]) -> list[Placed | DulyError]:
             return await self._enqueue(shard, batch)
 
-        return Group(send, key=_order_key, size=_order_size, halves=True)
+        return Group(send, key=_order_key, size=_order_size, halves=True, late_s=LATE_S)
 
     async def _enqueue(self, shard: int, batch: list[tuple[Order, bytes]]) -> list[Placed | DulyError]:
         topics: dict[str, None] = {}
