@@ -8,10 +8,12 @@ import asyncio
 
 import pytest
 
+from duly import records
 from duly.errors import JobNotFound
 from duly.ids import new_request
 from duly.job import JobState, Lane
-from duly.records import HEAD, OPTIONS
+from duly.record.sight import look_up
+from duly.records import BASE, HEAD, OPTIONS, is_whole
 from duly.services.auditor import Auditor
 from duly.store import Promise
 from tests.store.kit import claim, enqueue, ids, key, order
@@ -43,7 +45,10 @@ def aside(store, raw):
 
     def aside():
         found = raw.hgetall(store.keys[0].fixed["quarantine"])
-        return {member.decode().partition("/")[2]: left for member, left in zip(found[::2], found[1::2], strict=True)}
+        return {
+            member.decode().partition("/")[2]: left
+            for member, left in zip(found[::2], found[1::2], strict=True)
+        }
 
     return aside
 
@@ -228,7 +233,10 @@ async def test_an_id_whose_record_is_damaged_can_be_used_again(
     clock.advance(ms=500)
     [lease] = [lease for lease in await claim(store) if lease.key.id == "bad"]
     await store.ack(lease)
-    assert (JobState.succeeded, b"") == ((await views.get(key("bad"))).state, (await views.get(key("bad"))).outcome)
+    assert (JobState.succeeded, b"") == (
+        (await views.get(key("bad"))).state,
+        (await views.get(key("bad"))).outcome,
+    )
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
@@ -256,6 +264,51 @@ async def test_whoever_waits_for_a_damaged_job_is_told_that_there_is_none(store,
     damage()
     watched = [store.keys[0].fixed["jobs"], store.keys[0].fixed["outcomes"], store.keys[0].due("mail")]
     assert [] == await store.link.run("watch", watched, ["mail/bad"])
+
+
+async def test_python_and_lua_agree_on_which_records_are_whole(store, raw):
+    """
+    Every mark, cut off around every part, with further parts behind the options that are there or missing.
+    """
+    ends = [size for part in (0, OPTIONS.size) for size in (BASE.size + part, HEAD.size + part)]
+    sizes = {0, 1, *(end + step for end in ends for step in (-1, 0, 1, 3, 255, 256, 257))}
+    found = {}
+    for parts in (0, 3, 256):
+        for size in sizes:
+            for mark in range(256) if size else (0,):
+                record = bytearray(size)
+                record[:1] = bytes([mark])[:size]
+                at = (HEAD.size if mark & 64 else BASE.size) + OPTIONS.size
+                if size >= at:
+                    record[at - 2 : at] = parts.to_bytes(2)
+                found[f"mail/{parts}-{size}-{mark}"] = bytes(record)
+    raw.hset(store.keys[0].fixed["jobs"], mapping=found)
+    told = await store.get([key(member.partition("/")[2]) for member in found])
+    assert {member: is_whole(record) for member, record in found.items()} == {
+        member: bool(about) for member, about in zip(found, told, strict=True)
+    }
+    assert {True, False} == {is_whole(record) for record in found.values()}
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_a_comparison_with_a_record_misses_a_damaged_job_and_tells_once(store, damage, caplog, size):
+    records._tell_damaged.cache_clear()  # other tests damage jobs of this name, too
+    await three(store)
+    damage(size=size)
+    for _ in range(2):
+        seen = await look_up(store, [key(id_) for id_ in ("one", "bad", "two")])
+        assert ["one", None, "two"] == [each and each.key.id for each in seen]
+    assert 1 == sum("mail/bad is damaged" in line for line in caplog.messages)
+
+
+async def test_a_job_whose_envelope_cannot_be_read_stops_no_list(store, raw, views):
+    await enqueue(store, "one")
+    await enqueue(store, "bad", envelope=b'{"context":{}}')
+    jobs = store.keys[0].fixed["jobs"]
+    raw.hset(jobs, "mail/bad", raw.hget(jobs, "mail/bad").replace(b'{"context', b'\xff"context'))
+    found = (await views.page(JobState.ready)).jobs
+    assert [("one", b"{}"), ("bad", b"{}")] == [(job.id, job.payload) for job in found]
+    assert None is found[1].envelope.context
 
 
 # -- the auditor ------------------------------------------------------------------------------------------
