@@ -114,7 +114,7 @@ class Worker:
             middleware=middleware or Middleware(),
             spawn=self._spawn,
         )
-        self._outbox = Outbox(store, spawn=self._spawn, settled=self._settled)
+        self._outbox = Outbox(store, worker=self.name, spawn=self._spawn, settled=self._settled)
         self._encode_result = lambda value: (
             b"" if value is None else encode(value, what="result", limit=handlers.limits.result)
         )

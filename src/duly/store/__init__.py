@@ -4,7 +4,7 @@ The queue as a set of atomic transitions: one method per script.
 
 from __future__ import annotations
 
-from duly.store.answers import unsound
+from duly.store.answers import refused, unsound
 from duly.store.hydrating import Hydrating
 from duly.store.leasing import Leasing
 from duly.store.reading import Reading
@@ -39,6 +39,7 @@ __all__ = [
     "Recovered",
     "Store",
     "Want",
+    "refused",
     "unsound",
 ]
 
