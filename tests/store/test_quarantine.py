@@ -60,7 +60,7 @@ async def told_of(feed):
 
 async def three(store, **options):
     """
-    A damaged one between good ones, or what will be.  Each asks for something, so that its record has all parts.
+    A damaged one between good ones, or what will be.  Each asks for something: its record has all parts.
     """
     for id_ in ("one", "bad", "two"):
         await enqueue(store, id_, ttr_ms=30_000, **options)
@@ -341,3 +341,46 @@ async def test_one_damaged_job_among_many_hides_none_from_the_auditor(store, dam
     for _ in range(4):
         await Auditor(store).run_pass()
     assert (25, 225) == (len(aside()), len(look().due))
+
+
+async def test_the_auditor_tells_the_log_once_of_what_is_in_quarantine(store, damage, caplog):
+    auditor = Auditor(store)
+    for id_ in ("one", "two"):
+        await enqueue(store, id_)
+        damage(id_)
+        for _ in range(3):
+            await auditor.run_pass()
+    told = [line for line in caplog.messages if "duly jobs quarantine ls" in line]
+    assert ["1 damaged", "2 damaged"] == [line[:9] for line in told]
+
+
+# -- looking after them -----------------------------------------------------------------------------------
+
+
+async def test_what_is_dropped_is_gone_and_what_has_its_id_by_now_is_not(store, damage, aside, raw):
+    for id_ in ("one", "bad", "two"):
+        await enqueue(store, id_, payload=b"1" * 5_000)
+        damage(id_)
+    await Auditor(store).run_pass()
+    await enqueue(store, "two", payload=b"2" * 5_000)
+    assert [3] == await store.quarantine_sizes()
+    assert (b"1" * 5_000, b"") == tuple(
+        [(await store.quarantined_job(key(id_)))[1] for id_ in ("one", "two")]
+    )
+    assert None is await store.quarantined_job(key("none"))
+    assert [True, False, True] == await store.drop(0, ["mail/one", "mail/none", "mail/two"])
+    assert [False] == await store.drop(0, ["mail/one"])
+    assert ({"bad"}, {"mail/bad", "mail/two"}) == (
+        set(aside()),
+        {member.decode() for member in raw.hkeys(store.keys[0].fixed["bodies"])},
+    )
+
+
+async def test_a_long_list_comes_in_parts(store, raw):
+    raw.hset(store.keys[0].fixed["quarantine"], mapping={f"mail/{at}": b"x" for at in range(3_000)})
+    cursor, found, parts = "0", set(), 0
+    while not parts or cursor != "0":
+        cursor, part = await store.quarantined(0, cursor, 100)
+        assert len(part) < 1_000
+        found, parts = found | {member for member, _ in part}, parts + 1
+    assert 3_000 == len(found)
