@@ -35,6 +35,7 @@ Action = Literal[
     "cancel",
     "requeue",
     "reschedule",
+    "drop",
     "create-key",
     "revoke-key",
 ]

@@ -142,6 +142,16 @@ def decode_envelope(data: bytes) -> Envelope:
         raise Unreadable(f"envelope: {error}") from error
 
 
+def readable_envelope(data: bytes) -> Envelope:
+    """
+    Read an envelope for a list, which one that cannot be read must not stop: nothing is known of that one.
+    """
+    try:
+        return decode_envelope(data)
+    except Unreadable:
+        return _NO_ENVELOPE
+
+
 def error_document(exc: BaseException, *, traceback: bool = False) -> bytes:
     """
     Describe a failure for the record of its job.  Never raises.

@@ -123,6 +123,16 @@ class Feed:
         read = [unpack(shard, entry, fields) for entry, fields in reversed(entries)]
         return (read[-1][0] if read else None), [event for _, rows in read for event in rows]
 
+    async def before(self, shard: int, counter: int | None, limit: int = 100) -> list[Packed]:
+        """
+        Return up to *limit* script calls before one, or the newest ones, packed and the newest first.
+        """
+        end = "+" if counter is None else f"({counter}-0"
+        entries = await self._store.link.call(
+            "XREVRANGE", self._key(shard, "events"), end, "-", "COUNT", limit
+        )
+        return [packed(entry, fields) for entry, fields in entries]
+
     async def first(self, shard: int) -> Offset | None:
         """
         The offset of the oldest event that is still there.

@@ -106,6 +106,7 @@ class StatsDocument(msgspec.Struct):
     workers: WorkersDocument
     events: EventsDocument
     server: ServerDocument
+    quarantined: int = 0  #: stored jobs that cannot be read
     runs: list[RunDocument] = []  #: the last one of each pipeline
 
 
@@ -200,5 +201,6 @@ def stats_document(seen: Glance) -> StatsDocument:
             facts.clients,
             list(facts.warnings),
         ),
+        found.quarantined,
         seen.runs,
     )

@@ -153,6 +153,13 @@ METRICS = {
             "queue",
         ),
         Metric(
+            "duly_quarantined_jobs",
+            "gauge",
+            (),
+            "Stored jobs that cannot be read: `duly jobs quarantine ls` lists them.",
+            "queue",
+        ),
+        Metric(
             "duly_replies_dropped_total",
             "counter",
             (),
@@ -372,6 +379,7 @@ def _of_queue(queue: _Queue) -> Iterator[Family]:
     yield _family("duly_queue_workers", [((each.topic,), each.workers) for each in topics])
     yield _family("duly_queue_paused", [((each.topic,), float(each.paused)) for each in topics])
     yield _family("duly_events_fill_ratio", [((str(at),), ratio) for at, ratio in enumerate(queue.fill)])
+    yield _family("duly_quarantined_jobs", [((), queue.stats.quarantined)])
     yield _family("duly_replies_dropped_total", [((), queue.replies_dropped)])
 
 

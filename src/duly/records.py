@@ -5,14 +5,18 @@ The stored record of a job, read: the twin of scripts/lib/records.lua.
 from __future__ import annotations
 
 import hashlib
+import logging
+from functools import lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from duly.codec import decode_envelope
+from duly.codec import readable_envelope
 from duly.job import Job, JobKey, JobState, Lane, Lease
 
 if TYPE_CHECKING:
     from duly.job import Order, Priority
+
+log = logging.getLogger("duly.records")
 
 BASE = Struct(">BQ6s")
 OPTIONS = Struct(">QIIBIH")  #: its last number is how many bytes of further parts follow
@@ -122,6 +126,39 @@ def read(record: bytes) -> Record:
     at += OPTIONS.size
     parts, body = record[at : at + size], record[at + size :]
     return Record(head, expires_ms, ttr_ms, retain_s, max_crashes, envelope_bytes, parts, body)
+
+
+def is_whole(record: bytes) -> bool:
+    """
+    Return whether a record holds what its mark says.
+    """
+    if len(record) < BASE.size or record[0] & 7 > JobState.cancelled:
+        return False
+    has_run, has_options = record[0] & 64, record[0] & 32
+    if not has_run and record[0] & 7 != JobState.scheduled:
+        return False
+    at = HEAD.size if has_run else BASE.size
+    if not has_options:
+        return len(record) >= at
+    return len(record) >= at + OPTIONS.size and len(record) >= at + options_size(record, at)
+
+
+def is_readable(member: bytes | str, record: bytes) -> bool:
+    """
+    Return whether a stored job can be read; of one that cannot, the log tells once.
+
+    Readers leave such a job out.  They change nothing: the next script that meets it, the auditor's at the
+    latest, puts it into quarantine.
+    """
+    if is_whole(record):
+        return True
+    _tell_damaged(member.decode(errors="backslashreplace") if isinstance(member, bytes) else member)
+    return False
+
+
+@lru_cache(maxsize=1_000)
+def _tell_damaged(member: str) -> None:
+    log.warning("the stored job %s is damaged and left out; the auditor puts it into quarantine", member)
 
 
 def options_at(record: bytes) -> tuple[int, int]:
@@ -250,5 +287,5 @@ def job_of(member: bytes | str, about: list[bytes], worker: str) -> Job:
         progress=about[3],
         ttr_ms=record.ttr_ms,
         expires_ms=record.expires_ms,
-        envelope=decode_envelope(body[: record.envelope_bytes]),
+        envelope=readable_envelope(body[: record.envelope_bytes]),
     )

@@ -67,6 +67,7 @@ class Stats:
     next_due_ms: int | None
     overdue_ms: int  #: how long the oldest due job has waited for promotion
     workers: list[dict[str, Any]] = field(default_factory=list)
+    quarantined: int = 0  #: stored jobs that cannot be read
 
 
 class Views:
@@ -212,7 +213,7 @@ class Views:
             )
             for topic, counts in sorted(about.items())
         ]
-        return Stats(stats, next_due, overdue_ms, workers)
+        return Stats(stats, next_due, overdue_ms, workers, sum(await self._store.quarantine_sizes()))
 
     async def now_ms(self) -> int:
         """

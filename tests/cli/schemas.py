@@ -157,6 +157,51 @@ class SteeredMany(Strict):
     first_refused: list[str]  #: why, for the first ten
 
 
+class Quarantined(Strict):
+    """
+    A stored job that cannot be read.
+    """
+
+    topic: str
+    id: str
+    shard: int
+    bytes: int  #: stored of it, without a body that is kept apart
+    since: str | None  #: when it was put aside; null if that was long ago
+
+
+class QuarantinedContent(Quarantined):
+    """
+    What may still be true of it: what stands where the state and the numbers of a job should stand.
+    """
+
+    state: State | None
+    attempts: int | None
+    crashes: int | None
+    revision: int | None
+    text: str  #: what looks like text in it
+    record: str  #: all that is stored, as base64
+    body: str  #: likewise, where it is kept apart
+
+
+class Dropped(Strict):
+    """
+    A job in quarantine that was named.
+    """
+
+    topic: str
+    id: str
+    outcome: Literal["dropped", "refused"]
+    error: str | None  #: why it was refused
+
+
+class DroppedAll(Strict):
+    """
+    All jobs in quarantine.
+    """
+
+    dropped: int
+
+
 class Topic(Strict):
     """
     A topic, with how many jobs are in which state.
@@ -314,6 +359,7 @@ class Stats(Strict):
     workers: Workers
     events: Events
     server: Server
+    quarantined: int  #: stored jobs that cannot be read
     runs: list[Run]
 
 
@@ -334,7 +380,16 @@ class AuditRecord(Strict):
 
     at: str
     action: Literal[
-        "pause", "resume", "limit", "purge", "cancel", "requeue", "reschedule", "create-key", "revoke-key"
+        "pause",
+        "resume",
+        "limit",
+        "purge",
+        "cancel",
+        "requeue",
+        "reschedule",
+        "drop",
+        "create-key",
+        "revoke-key",
     ]
     via: Literal["http", "cli"]
     by: Actor
@@ -382,6 +437,9 @@ SHAPES: dict[str, tuple[type[Strict], Literal["document", "lines"]]] = {
     "enqueue": (Enqueued, "document"),
     "jobs cancel": (Steered, "lines"),
     "jobs ls": (ListedJob, "lines"),
+    "jobs quarantine drop": (Dropped, "lines"),
+    "jobs quarantine ls": (Quarantined, "lines"),
+    "jobs quarantine show": (QuarantinedContent, "document"),
     "jobs requeue": (Steered, "lines"),
     "jobs reschedule": (Steered, "lines"),
     "jobs show": (Job, "document"),
@@ -400,7 +458,10 @@ SHAPES: dict[str, tuple[type[Strict], Literal["document", "lines"]]] = {
 }
 
 #: What the same commands print where jobs are chosen instead of named.
-CHOSEN = dict.fromkeys(("jobs cancel", "jobs requeue", "jobs reschedule"), SteeredMany)
+CHOSEN: dict[str, type[Strict]] = {
+    **dict.fromkeys(("jobs cancel", "jobs requeue", "jobs reschedule"), SteeredMany),
+    "jobs quarantine drop": DroppedAll,
+}
 
 
 def read(command: str, out: str, *, chosen: bool = False) -> Any:

@@ -43,12 +43,15 @@ CHANGES = [
     ("PATCH", f"{JOBS}/a", {"delay": 60}, ("reschedule", "mail", "a", {"delay_s": 60.0, "due_at": None})),
     ("DELETE", f"{JOBS}/a", None, ("cancel", "mail", "a", {})),
     ("POST", f"{JOBS}/a/requeue", None, ("requeue", "mail", "a", {})),
+    ("DELETE", "/v1/quarantine/mail/a", None, ("drop", "mail", "a", {})),
 ]
 
 
 async def test_every_change_by_a_key_is_recorded(client, app, admin, caplog):
     caplog.set_level(logging.INFO, "duly.audit")
     await client.post(JOBS, json={"id": "a", "payload": {"card": "4111-secret"}, "delay": 600})
+    store = await app.store()
+    await store.link.call("HSET", store.keys[0].fixed["quarantine"], "mail/a", b"\7")
     for method, path, body, _ in CHANGES:
         response = await client.request(method, path, json=body)
         assert response.status_code < 300, response.text
@@ -61,7 +64,6 @@ async def test_every_change_by_a_key_is_recorded(client, app, admin, caplog):
     assert len(CHANGES) == len(caplog.records)
     assert f"pause of mail by key ops ({admin.id}) over http" == caplog.records[0].getMessage()
     assert ("pause", "ops") == (caplog.records[0].action, caplog.records[0].by)
-    store = await app.store()
     stored = await store.link.call("XRANGE", store.keys[0].fixed["audit"], "-", "+")
     assert b"4111-secret" not in b"".join(part for _, fields in stored for part in fields)
 

@@ -139,6 +139,15 @@ async def test_replies_that_were_dropped_are_counted(app, metrics):
     assert 3 == (await scrape(metrics)).value("duly_replies_dropped_total")
 
 
+async def test_damaged_jobs_are_counted(app, metrics):
+    assert 0 == (await scrape(metrics)).value("duly_quarantined_jobs")
+    store = await app.store()
+    await app.enqueue("mail", id="bad")
+    await store.link.call("HSET", store.keys[0].fixed["jobs"], "mail/bad", b"12345")
+    await store.audit(0, ["mail/bad"])
+    assert 1 == (await scrape(metrics)).value("duly_quarantined_jobs")
+
+
 async def test_the_oldest_overdue_job_grows_old_while_nobody_works(app, metrics):
     await app.enqueue("ready")
     first = (await scrape(metrics)).value("duly_queue_oldest_overdue_seconds", topic="ready")

@@ -18,7 +18,7 @@ from duly.newjob import Limits, NewJob
 from duly.spark import pages
 from duly.spark.columns import JOBS, SCANNED
 from duly.spark.options import ScanOptions
-from duly.spark.pages import Part, parts_of
+from duly.spark.pages import Part, parts_of, read_part
 from duly.spark.scan import JobReader
 from duly.views import CANARY, Views
 from tests.spark.kit import SOON
@@ -66,6 +66,19 @@ def test_columns_are_those_of_a_job():
     assert StringType() == JOBS["context"].dataType
     times = {each.name for each in JOBS if each.dataType == TimestampType()}
     assert {"due_at", "started_at", "finished_at", "lease_until", "expires_at"} == times
+
+
+async def test_a_scan_leaves_a_damaged_job_out(queue):
+    for id_ in ("one", "bad", "two"):
+        await enqueue(queue.store, id_, delay_ms=3_600_000)
+    link, jobs = queue.store.link, queue.store.keys[0].fixed["jobs"]
+    options = ScanOptions(**queue.options)
+    for damaged in (b"", b"\0" * 5, b"\7" * 60):
+        await link.call("HSET", jobs, "mail/bad", damaged)
+        for part in (Part(0), Part(0, (0,), "due", topics=("mail",))):
+            # In a thread: reading a part has a loop of its own.
+            batches = await asyncio.to_thread(lambda part=part: list(read_part(options, part, None)))
+            assert {"one", "two"} == {id_ for batch in batches for id_ in batch["id"].to_pylist()}
 
 
 async def test_every_job_is_seen_as_others_see_it(spark, queue):

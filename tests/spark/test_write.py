@@ -198,6 +198,13 @@ async def test_a_plan_tells_what_would_be_done_and_changes_nothing(spark, queue)
     assert (0, 8, 0, 0) == counts(write(planned, queue, plan=True, on_conflict="replace"))
 
 
+async def test_a_plan_counts_a_damaged_job_as_new_and_a_write_takes_its_place(spark, queue):
+    write(frame(spark, rows(3)), queue)
+    await queue.store.link.call("HSET", queue.store.keys[0].fixed["jobs"], "mail/r1", b"\0" * 5)
+    planned = write(frame(spark, rows(3)), queue, plan=True)
+    assert (1, 2, 0, 0) == counts(planned) == counts(write(frame(spark, rows(3)), queue))
+
+
 async def test_a_plan_does_not_make_a_queue(spark, valkey):
     with pytest.raises(LayoutMismatch, match="there is no namespace 'nobody'"):
         schedule(frame(spark, rows(1)), url=valkey.url, namespace="nobody", topic="mail", plan=True)

@@ -8,10 +8,12 @@ import asyncio
 
 import pytest
 
+from duly import records
 from duly.errors import JobNotFound
 from duly.ids import new_request
 from duly.job import JobState, Lane
-from duly.records import HEAD, OPTIONS
+from duly.record.sight import look_up
+from duly.records import BASE, HEAD, OPTIONS, is_whole
 from duly.services.auditor import Auditor
 from duly.store import Promise
 from tests.store.kit import claim, enqueue, ids, key, order
@@ -266,6 +268,51 @@ async def test_whoever_waits_for_a_damaged_job_is_told_that_there_is_none(store,
     assert [] == await store.link.run("watch", watched, ["mail/bad"])
 
 
+async def test_python_and_lua_agree_on_which_records_are_whole(store, raw):
+    """
+    Every mark, cut off around every part, with further parts behind the options that are there or missing.
+    """
+    ends = [size for part in (0, OPTIONS.size) for size in (BASE.size + part, HEAD.size + part)]
+    sizes = {0, 1, *(end + step for end in ends for step in (-1, 0, 1, 3, 255, 256, 257))}
+    found = {}
+    for parts in (0, 3, 256):
+        for size in sizes:
+            for mark in range(256) if size else (0,):
+                record = bytearray(size)
+                record[:1] = bytes([mark])[:size]
+                at = (HEAD.size if mark & 64 else BASE.size) + OPTIONS.size
+                if size >= at:
+                    record[at - 2 : at] = parts.to_bytes(2)
+                found[f"mail/{parts}-{size}-{mark}"] = bytes(record)
+    raw.hset(store.keys[0].fixed["jobs"], mapping=found)
+    told = await store.get([key(member.partition("/")[2]) for member in found])
+    assert {member: is_whole(record) for member, record in found.items()} == {
+        member: bool(about) for member, about in zip(found, told, strict=True)
+    }
+    assert {True, False} == {is_whole(record) for record in found.values()}
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_a_comparison_with_a_record_misses_a_damaged_job_and_tells_once(store, damage, caplog, size):
+    records._tell_damaged.cache_clear()  # other tests damage jobs of this name, too
+    await three(store)
+    damage(size=size)
+    for _ in range(2):
+        seen = await look_up(store, [key(id_) for id_ in ("one", "bad", "two")])
+        assert ["one", None, "two"] == [each and each.key.id for each in seen]
+    assert 1 == sum("mail/bad is damaged" in line for line in caplog.messages)
+
+
+async def test_a_job_whose_envelope_cannot_be_read_stops_no_list(store, raw, views):
+    await enqueue(store, "one")
+    await enqueue(store, "bad", envelope=b'{"context":{}}')
+    jobs = store.keys[0].fixed["jobs"]
+    raw.hset(jobs, "mail/bad", raw.hget(jobs, "mail/bad").replace(b'{"context', b'\xff"context'))
+    found = (await views.page(JobState.ready)).jobs
+    assert [("one", b"{}"), ("bad", b"{}")] == [(job.id, job.payload) for job in found]
+    assert None is found[1].envelope.context
+
+
 # -- the auditor ------------------------------------------------------------------------------------------
 
 
@@ -296,3 +343,46 @@ async def test_one_damaged_job_among_many_hides_none_from_the_auditor(store, dam
     for _ in range(4):
         await Auditor(store).run_pass()
     assert (25, 225) == (len(aside()), len(look().due))
+
+
+async def test_the_auditor_tells_the_log_once_of_what_is_in_quarantine(store, damage, caplog):
+    auditor = Auditor(store)
+    for id_ in ("one", "two"):
+        await enqueue(store, id_)
+        damage(id_)
+        for _ in range(3):
+            await auditor.run_pass()
+    told = [line for line in caplog.messages if "duly jobs quarantine ls" in line]
+    assert ["1 damaged", "2 damaged"] == [line[:9] for line in told]
+
+
+# -- looking after them -----------------------------------------------------------------------------------
+
+
+async def test_what_is_dropped_is_gone_and_what_has_its_id_by_now_is_not(store, damage, aside, raw):
+    for id_ in ("one", "bad", "two"):
+        await enqueue(store, id_, payload=b"1" * 5_000)
+        damage(id_)
+    await Auditor(store).run_pass()
+    await enqueue(store, "two", payload=b"2" * 5_000)
+    assert [3] == await store.quarantine_sizes()
+    assert (b"1" * 5_000, b"") == tuple(
+        [(await store.quarantined_job(key(id_)))[1] for id_ in ("one", "two")]
+    )
+    assert None is await store.quarantined_job(key("none"))
+    assert [True, False, True] == await store.drop(0, ["mail/one", "mail/none", "mail/two"])
+    assert [False] == await store.drop(0, ["mail/one"])
+    assert ({"bad"}, {"mail/bad", "mail/two"}) == (
+        set(aside()),
+        {member.decode() for member in raw.hkeys(store.keys[0].fixed["bodies"])},
+    )
+
+
+async def test_a_long_list_comes_in_parts(store, raw):
+    raw.hset(store.keys[0].fixed["quarantine"], mapping={f"mail/{at}": b"x" for at in range(3_000)})
+    cursor, found, parts = "0", set(), 0
+    while not parts or cursor != "0":
+        cursor, part = await store.quarantined(0, cursor, 100)
+        assert len(part) < 1_000
+        found, parts = found | {member for member, _ in part}, parts + 1
+    assert 3_000 == len(found)

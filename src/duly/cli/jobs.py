@@ -13,6 +13,7 @@ from duly.cli.loop import session
 from duly.cli.main import COMMANDS, OK
 from duly.cli.options import KEY, STATES, app_of, as_json, examples, server, state, topic, where
 from duly.cli.output import ago, plain, print_json, print_json_line, print_table, say
+from duly.cli.quarantine import quarantine
 from duly.cli.steer import cancel, requeue, reschedule
 from duly.documents import error_line, job_document
 from duly.job import JobState
@@ -32,13 +33,14 @@ LIMIT = 50
 @click.group(short_help=COMMANDS["jobs"][1])
 def jobs() -> None:
     """
-    List, show, cancel, reschedule and requeue jobs.
+    List, show, cancel, reschedule and requeue jobs; look after damaged ones.
     """
 
 
 jobs.add_command(cancel)
 jobs.add_command(reschedule)
 jobs.add_command(requeue)
+jobs.add_command(quarantine)
 
 
 @jobs.command(

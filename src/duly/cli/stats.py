@@ -11,7 +11,7 @@ import click
 from duly.cli.loop import session
 from duly.cli.main import COMMANDS, OK
 from duly.cli.options import STATES, app_of, as_json, examples, server
-from duly.cli.output import ago, plain, print_json, size
+from duly.cli.output import ago, jobs_of, plain, print_json, size
 from duly.cli.topics import print_topics
 from duly.durations import say_duration
 from duly.glance import glance, stats_document
@@ -67,6 +67,8 @@ def _print(told: StatsDocument, seen: Glance) -> None:
         f"server   {server.name} {server.version}, up {say_duration(server.uptime_s * 1000)}, "
         f"{size(server.memory_bytes)}{limit}, {server.clients} connected"
     )
+    if told.quarantined:
+        print(f"damaged  {jobs_of(told.quarantined)} in quarantine: duly jobs quarantine ls")
     for run in told.runs:
         counts = ", ".join(f"{count:,} {what}" for what, count in run.counts.items())
         wrong = f"; failed: {plain(run.error)}" if run.error else ""

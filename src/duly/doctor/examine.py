@@ -122,6 +122,7 @@ async def _look(patient: server.Patient) -> list[Finding]:
         queue.orphans(stats),
         queue.overdue(stats),
         queue.dead(stats),
+        queue.quarantine(stats),
         queue.paused(stats),
         await _guard("event consumers", queue.consumers(patient)),
     ]

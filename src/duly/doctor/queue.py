@@ -145,6 +145,21 @@ def dead(stats: Stats) -> Finding:
     return Finding("dead jobs", "ok", "none")
 
 
+def quarantine(stats: Stats) -> Finding:
+    """
+    Whether stored jobs are damaged.
+    """
+    if stats.quarantined:
+        return Finding(
+            "damaged jobs",
+            "problem",
+            f"{stats.quarantined:,} in quarantine: what is stored of them cannot be read",
+            "duly jobs quarantine ls and show tell what is left, drop removes it; look for the cause: "
+            "the server's disk or memory, or another program that writes to its keys",
+        )
+    return Finding("damaged jobs", "ok", "none")
+
+
 def paused(stats: Stats) -> Finding:
     """
     Whether topics stand still on purpose.

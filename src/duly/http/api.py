@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from starlette.responses import Response
 
-from duly.http import audit, batch, claims, events, health, jobs, leases, meter, replies, topics
+from duly.http import audit, batch, claims, events, health, jobs, leases, meter, quarantine, replies, topics
 from duly.http.openapi import document
 from duly.http.operations import Answer, Operation
 from duly.http.service import make_service
@@ -34,6 +34,7 @@ OPERATIONS: list[Operation] = [
     *leases.OPERATIONS,
     *replies.OPERATIONS,
     *topics.OPERATIONS,
+    *quarantine.OPERATIONS,
     *audit.OPERATIONS,
     *events.OPERATIONS,
     *meter.OPERATIONS,

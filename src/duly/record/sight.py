@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from duly.due import due_scores
 from duly.job import JobKey, JobState, shard_of
 from duly.record.rules import Queued
-from duly.records import UNKNOWN, Record, options_at, read
+from duly.records import UNKNOWN, Record, is_readable, options_at, read
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -90,7 +90,7 @@ def sighted(key: JobKey, stored: bytes, apart: bytes | None, due: bytes | None) 
 
 async def look_up(store: Store, keys: Sequence[JobKey]) -> list[Sighted | None]:
     """
-    What the queue holds of each of *keys*, None where it has no such job.
+    What the queue holds of each of *keys*, None where it has no such job, or one that cannot be read.
     """
     found: list[Sighted | None] = [None] * len(keys)
     for shard, positions in _by_shard(store, keys):
@@ -144,7 +144,10 @@ def _by_shard(store: Store, keys: Sequence[JobKey]) -> list[tuple[int, list[int]
 async def _look(store: Store, shard: int, keys: list[JobKey]) -> list[Sighted | None]:
     fixed, call = store.keys[shard].fixed, store.link.call
     names = [key.member for key in keys]
-    stored: list[bytes | None] = await call("HMGET", fixed["jobs"], *names)
+    stored: list[bytes | None] = [
+        record if record is not None and is_readable(name, record) else None
+        for name, record in zip(names, await call("HMGET", fixed["jobs"], *names), strict=True)
+    ]
     apart = [name for name, each in zip(names, stored, strict=True) if each and each[0] >= 128]
     bodies = dict(zip(apart, await call("HMGET", fixed["bodies"], *apart), strict=True)) if apart else {}
     waiting = [

@@ -42,6 +42,7 @@ class Auditor:
         self._leads = leads
         self._store = store
         self._steps: AsyncIterator[int] | None = None
+        self._quarantined = 0  #: as far as the log was told
 
     async def run_once(self) -> int:
         """
@@ -70,11 +71,20 @@ class Auditor:
         return sum([mended async for mended in self._walk()])
 
     async def _walk(self) -> AsyncIterator[int]:
+        await self._tell_quarantined()
         for shard in range(self._store.shards):
             async for mended in self._walk_shard(shard):
                 if mended:
                     log.warning("audit of shard %d mended %d", shard, mended, extra={"shard": shard})
                 yield mended
+
+    async def _tell_quarantined(self) -> None:
+        """
+        Log that there are more damaged jobs than at the pass before, whichever script has met them.
+        """
+        before, self._quarantined = self._quarantined, sum(await self._store.quarantine_sizes())
+        if self._quarantined > before:
+            log.error("%d damaged jobs in quarantine: see duly jobs quarantine ls", self._quarantined)
 
     async def _walk_shard(self, shard: int) -> AsyncIterator[int]:
         fixed = self._store.keys[shard].fixed

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from duly.errors import DulyError
 from duly.group import LATE_S
+from duly.outcome import Ack
 from duly.pauses import Pauses
+from duly.services.saving import save
 from duly.store import PER_CALL, Finish
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ class Outbox:
         self,
         store: Store,
         *,
+        worker: str,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         settled: Callable[[Run, bytes], None],
     ) -> None:
@@ -40,6 +43,7 @@ class Outbox:
         Prepare: *settled* is called with each run and the store's word about it.
         """
         self._store = store
+        self._worker = worker
         self._spawn = spawn
         self._settled = settled
         self._waiting: list[list[tuple[Run, Finish]]] = [[] for _ in range(store.shards)]
@@ -103,13 +107,21 @@ class Outbox:
             try:
                 words = await self._store.finish("ack", shard, [finish for _, finish in batch])
             except DulyError as error:
-                # Refused, unreachable or unknown: the same call again is safe, and the lease decides.
+                # Unreachable or unknown: the same call again is safe, and the lease decides.
                 log.warning("%d outcomes not stored yet: %s", len(batch), error, extra={"shard": shard})
                 await asyncio.sleep(pauses.take())
                 continue
-            for (run, _), word in zip(batch, words, strict=True):
-                self._settled(run, word)
+            for (run, finish), word in zip(batch, words, strict=True):
+                if isinstance(word, DulyError):
+                    # Those behind it do not wait until it is stored or given up.
+                    self._spawn(self._send_alone(run, finish))
+                else:
+                    self._settled(run, word)
             return
+
+    async def _send_alone(self, run: Run, finish: Finish) -> None:
+        stored = await save(self._store, run, Ack(*finish.own), self._worker)
+        self._settled(run, b"ok" if stored else b"lost")
 
     def _next_batch(self, shard: int) -> list[tuple[Run, Finish]]:
         waiting = self._waiting[shard]

@@ -12,6 +12,7 @@ from duly.errors import DulyError, JobNotFound, LeaseLost
 from duly.logs import about
 from duly.outcome import Ack, Buried, RetryLater
 from duly.pauses import Pauses
+from duly.store import refused
 
 if TYPE_CHECKING:
     from duly.job import Lease
@@ -21,20 +22,32 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("duly.worker")
 
+TRIES = 5  #: of an outcome that the server refuses
+
 _VERBS = {Ack: "acked", RetryLater: "retried", Buried: "buried", type(None): "released"}
 
 
 async def save(store: Store, run: Run, outcome: Outcome | None, worker: str) -> bool:
     """
     Store an outcome, however long the store is away; None releases the job.  False if it does not count.
+
+    One that the server refuses each time is given up: the job's lease runs out, and crashes are counted.
     """
-    pauses = Pauses()
+    pauses, refusals = Pauses(), 0
     while True:
         try:
             await _save_once(store, run, outcome)
         except (LeaseLost, JobNotFound):
             return False
         except DulyError as error:
+            refusals += refused(error)
+            if refusals == TRIES:
+                log.critical(
+                    "the server refuses the outcome of %s, which is given up and runs again: %s",
+                    *(run.lease.key, error),
+                    extra=about(run.lease, worker),
+                )
+                return False
             # Refused, unreachable or unknown: the same call again is safe, and the lease decides.
             log.warning(
                 "outcome of %s not stored yet: %s",

@@ -118,7 +118,7 @@ class Worker:
             spawn=self._spawn,
             settle=self._settle,
         )
-        self._outbox = Outbox(store, spawn=self._spawn, settled=self._settled)
+        self._outbox = Outbox(store, worker=self.name, spawn=self._spawn, settled=self._settled)
         self._encode_result = lambda value: (
             b"" if value is None else encode(value, what="result", limit=handlers.limits.result)
         )

@@ -13,7 +13,7 @@ import pyarrow as pa
 from duly.due import due_scores, pages_behind, scheduled_topics
 from duly.job import JobState, Lane
 from duly.keys import ShardKeys
-from duly.records import worker_id
+from duly.records import is_readable, worker_id
 from duly.spark.columns import JOBS, arrow
 from duly.spark.rows import arrays_of, row_of
 from duly.spark.sending import Loop
@@ -248,12 +248,16 @@ async def _look(
     make: Maker,
 ) -> list[Row]:
     """
-    What is known of some members; those that are gone or in another state meanwhile are left out.
+    What is known of some members; those that are gone, damaged or in another state meanwhile are left out.
     """
     if found[0][1] is None:
         found = await _records(link, at_shard, [member for member, _ in found])
     rows: list[Row] = []
-    while there := [(m, r) for m, r in found if r is not None and (not states or r[0] & 7 in states)]:
+    while there := [
+        (member, record)
+        for member, record in found
+        if record is not None and is_readable(member, record) and (not states or record[0] & 7 in states)
+    ]:
         about = await _about(link, at_shard, there)
         after = await _records(link, at_shard, [member for member, _ in there])
         found = []

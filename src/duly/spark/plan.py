@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from duly.due import due_scores
 from duly.job import moment
 from duly.keys import ShardKeys
-from duly.records import OPTIONS, read
+from duly.records import OPTIONS, is_readable, read
 from duly.spark.packing import REQUEST_BYTES, arguments
 from duly.spark.sending import TAKEN, Chunk, Loop, chunks_of
 from duly.spark.tally import Tally
@@ -72,7 +72,8 @@ class Planner:
         found: list[tuple[Record | None, int, bytes]] = []
         for member, record, apart in zip(members, records, bodies, strict=True):
             score = scores[member]
-            if record is None:
+            if record is None or not is_readable(member, record):
+                # A write puts a damaged one into quarantine, and takes its place.
                 found.append((None, 0, b""))
                 continue
             old = read(record)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from duly.codec import decode_envelope
+from duly.codec import readable_envelope
 from duly.job import JobState, Lane
 from duly.options import IN_ENVELOPE
 from duly.records import BASE, HEAD, NOBODY, OPTIONS, UNKNOWN
@@ -97,7 +97,7 @@ def _text(data: bytes) -> str | None:
 
 
 def _envelope(data: bytes) -> Row:
-    envelope = decode_envelope(data)
+    envelope = readable_envelope(data)
     return tuple(scalar(getattr(envelope, option.name)) for option in IN_ENVELOPE)
 
 

@@ -4,9 +4,10 @@ The queue as a set of atomic transitions: one method per script.
 
 from __future__ import annotations
 
-from duly.store.answers import unsound
+from duly.store.answers import refused, unsound
 from duly.store.hydrating import Hydrating
 from duly.store.leasing import Leasing
+from duly.store.quarantine import Quarantine
 from duly.store.reading import Reading
 from duly.store.replying import Replying
 from duly.store.sending import Sending
@@ -39,11 +40,12 @@ __all__ = [
     "Recovered",
     "Store",
     "Want",
+    "refused",
     "unsound",
 ]
 
 
-class Store(Sending, Hydrating, Leasing, Steering, Upkeep, Replying, Reading):
+class Store(Sending, Hydrating, Leasing, Steering, Upkeep, Replying, Quarantine, Reading):
     """
     The queue as a set of atomic transitions, one method per script.
 

@@ -17,6 +17,7 @@ from duly.errors import (
 )
 from duly.job import JobKey, JobState, Lease, Placed
 from duly.store.values import Held, Hydrated
+from duly.wire import ReplyError
 
 if TYPE_CHECKING:
     from duly.job import Accepted
@@ -134,6 +135,20 @@ def held_of(key: JobKey, answer: bytes) -> Held | None:
     if said == "gone":
         return None
     return Held(key, said == "ok", int(revision), int(float(due_ms)), JobState(int(state)))
+
+
+def refused(error: BaseException) -> bool:
+    """
+    Return whether the server refused what was sent, and would refuse it again: a script failed on it, or it
+    is more than the server takes in one call.
+    """
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ReplyError):
+        cause = cause.__cause__
+    # Any other word in front says how the server is, not what it was sent: OOM, MISCONF, NOPERM.
+    if cause is None or cause.code not in ("ERR", "WRONGTYPE"):
+        return False
+    return "@user_" in cause.said or cause.said.startswith("Protocol error")
 
 
 def unsound(error: DulyError) -> bool:

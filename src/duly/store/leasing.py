@@ -7,10 +7,11 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, get_args
 
+from duly.errors import DulyError
 from duly.group import LATE_S, Group
 from duly.ids import new_nonce
 from duly.records import Terms, lease_of, worker_id
-from duly.store.answers import check_held, ms_of
+from duly.store.answers import check_held, ms_of, refused
 from duly.store.calls import Calls
 from duly.store.packing import MAX_MS
 from duly.store.values import CLAIM_BYTES, PER_CALL, Claimed, Ending, Finish, Look
@@ -30,7 +31,7 @@ class Leasing(Calls):
     """
 
     @cached_property
-    def _finishes(self) -> dict[tuple[Ending, int], Group[Finish, bytes]]:
+    def _finishes(self) -> dict[tuple[Ending, int], Group[Finish, bytes | DulyError]]:
         return {
             (verb, shard): self._finish_group(verb, shard) for verb in ENDINGS for shard in range(self.shards)
         }
@@ -242,18 +243,37 @@ class Leasing(Calls):
         await self._finish("release", Finish(lease, 0, ()))
 
     async def _finish(self, verb: Ending, finish: Finish) -> None:
-        check_held(finish.lease, await self._finishes[verb, finish.lease.shard].add(finish))
+        word = await self._finishes[verb, finish.lease.shard].add(finish)
+        if isinstance(word, DulyError):
+            raise word
+        check_held(finish.lease, word)
 
-    def _finish_group(self, verb: Ending, shard: int) -> Group[Finish, bytes]:
-        async def send(batch: list[Finish]) -> list[bytes]:
+    def _finish_group(self, verb: Ending, shard: int) -> Group[Finish, bytes | DulyError]:
+        async def send(batch: list[Finish]) -> list[bytes | DulyError]:
             return await self.finish(verb, shard, batch)
 
         return Group(send, key=_finish_key, size=_finish_size, max_jobs=PER_CALL, late_s=LATE_S)
 
-    async def finish(self, verb: Ending, shard: int, batch: Sequence[Finish]) -> list[bytes]:
+    async def finish(self, verb: Ending, shard: int, batch: Sequence[Finish]) -> list[bytes | DulyError]:
         """
-        End the runs of some jobs, all different: for each the word ok, lost or gone.
+        End the runs of some jobs, all different: for each the word ok, lost or gone, or why it was refused.
+
+        A batch that the server refuses is sent in halves, so that one job does not keep the others waiting.
         """
+        try:
+            return [*await self._finish_all(verb, shard, batch)]
+        except DulyError as error:
+            if not refused(error):
+                raise
+            if len(batch) == 1:
+                return [error]
+        half = len(batch) // 2
+        return [
+            *await self.finish(verb, shard, batch[:half]),
+            *await self.finish(verb, shard, batch[half:]),
+        ]
+
+    async def _finish_all(self, verb: Ending, shard: int, batch: Sequence[Finish]) -> list[bytes]:
         topics = dict.fromkeys([finish.lease.key.topic for finish in batch])
         rest: list[Any] = []
         for lease, lateness_ms, own in batch:

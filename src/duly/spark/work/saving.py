@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from duly.errors import DulyError
 from duly.group import MAX_BYTES
 from duly.pauses import Pauses
+from duly.services.saving import TRIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ class Saver:
 
     async def save(self, by_verb: Mapping[Ending, Sequence[Finish]]) -> tuple[int, list[Finish]]:
         """
-        Store outcomes; how many count, and those that do not because their lease was lost.
+        Store outcomes; how many count, and those that do not: lost with their lease, or refused.
         """
         calls = []
         for verb, finishes in by_verb.items():
@@ -51,18 +52,29 @@ class Saver:
                 lost += [finish for finish, word in zip(chunk, words, strict=True) if word != b"ok"]
         return stored, lost
 
-    async def _send(self, verb: Ending, shard: int, chunk: list[Finish]) -> tuple[list[Finish], list[bytes]]:
-        pauses = Pauses()
+    async def _send(
+        self, verb: Ending, shard: int, chunk: list[Finish]
+    ) -> tuple[list[Finish], list[bytes | DulyError]]:
+        pauses, tries = Pauses(), 0
         async with self._room:
             while True:
                 try:
                     words = await self._store.finish(verb, shard, chunk)
                 except DulyError as error:
-                    # Refused, unreachable or unknown: the same call again is safe, and the leases decide.
+                    # Unreachable or unknown: the same call again is safe, and the leases decide.
                     log.warning("%d outcomes not stored yet: %s", len(chunk), error)
                     await asyncio.sleep(pauses.take())
-                else:
+                    continue
+                refused = [word for word in words if isinstance(word, DulyError)]
+                tries += 1
+                if not refused:
                     return chunk, words
+                if tries == TRIES:
+                    log.critical(
+                        "the server refuses %d outcomes, whose jobs run again: %s", len(refused), refused[0]
+                    )
+                    return chunk, words
+                await asyncio.sleep(pauses.take())
 
 
 def _parts(finishes: list[Finish]) -> Iterator[list[Finish]]:

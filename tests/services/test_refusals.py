@@ -1,0 +1,169 @@
+"""
+Outcomes that the server refuses, however often they are sent: each is given up, and no other waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from duly.backoff import Fixed
+from duly.connection import Link
+from duly.errors import StoreUnavailable
+from duly.job import JobState
+from duly.namespace import create
+from duly.store import Finish, Store, refused
+from tests.eventually import eventually
+from tests.services.conftest import becomes, working
+from tests.store.kit import claim, enqueue, ids
+
+LIMIT = 1024 * 1024  #: of a result, and of what the servers of these tests take in one argument
+HUGE = LIMIT - len('""')  #: as text the longest result, and with what travels in front of it too long
+
+
+@pytest.fixture
+async def narrow(own_server, make_app):
+    """
+    An app whose server takes no longer argument than a result may be.
+    """
+    app = make_app(own_server.url, result_limit=LIMIT, lease=3, recover_scan=0.1)
+    store = await app.store()
+    await store.link.call("CONFIG", "SET", "proto-max-bulk-len", "1mb")
+    return app
+
+
+def given_up(caplog):
+    return [line.getMessage() for line in caplog.records if line.levelno == logging.CRITICAL]
+
+
+async def widen(app):
+    """
+    Let the server take what it refused.
+    """
+    await (await app.store()).link.call("CONFIG", "SET", "proto-max-bulk-len", "512mb")
+
+
+async def test_a_result_that_the_server_refuses_keeps_no_other_waiting_and_is_given_up(narrow, caplog):
+    app = narrow
+    gate, runs = asyncio.Event(), []
+
+    @app.handler("mail")
+    async def mail(number: int) -> str:
+        runs.append(number)
+        await gate.wait()
+        return "x" * (HUGE if number == 3 else 10)
+
+    jobs = [await app.enqueue(mail.job(number)) for number in range(8)]
+    async with working(app):
+        await eventually(lambda: len(runs) == 8)
+        gate.set()
+        for number in {*range(8)} - {3}:
+            await becomes(jobs[number], "succeeded")
+        await eventually(lambda: bool(given_up(caplog)))
+        [line] = given_up(caplog)
+        assert f"refuses the outcome of {jobs[3].key}" in line
+        await widen(app)
+        # Its lease runs out, as if its worker had died, and it runs again.
+        await becomes(jobs[3], "succeeded", within_s=30)
+    assert [3] * 2 == [number for number in runs if number == 3]
+
+
+@pytest.mark.parametrize("outcome", ["ack", "retry", "bury"])
+async def test_with_somebody_to_tell_of_outcomes_it_is_the_same(narrow, caplog, monkeypatch, outcome):
+    app = narrow
+    monkeypatch.setattr("duly.codec.MESSAGE_CHARS", HUGE)
+    gate, runs, told = asyncio.Event(), [], []
+
+    @app.on_success
+    @app.on_failure
+    async def tell(job, *_):
+        told.append(job.id)
+
+    @app.handler("mail", max_attempts=1 if outcome == "bury" else 2, backoff=Fixed(60))
+    async def mail(number: int) -> str:
+        runs.append(number)
+        await gate.wait()
+        text = "x" * (HUGE if number == 3 else 10)
+        if outcome != "ack":
+            raise RuntimeError(text)
+        return text
+
+    jobs = [await app.enqueue(mail.job(number)) for number in range(8)]
+    states = {"ack": "succeeded", "retry": "scheduled", "bury": "dead"}
+    async with working(app):
+        await eventually(lambda: len(runs) == 8)
+        gate.set()
+        for number in {*range(8)} - {3}:
+            await becomes(jobs[number], states[outcome])
+        await eventually(lambda: bool(given_up(caplog)))
+        assert sorted(job.id for job in jobs if job is not jobs[3]) == sorted(told)
+        await widen(app)
+        await becomes(jobs[3], states[outcome], within_s=30)
+
+
+async def test_an_outcome_is_not_given_up_while_the_server_is_away(own_server, make_app, caplog, monkeypatch):
+    monkeypatch.setattr("duly.services.saving.TRIES", 1)
+    app = make_app(own_server.url)
+    (await app.store()).link.patience_s = 60
+    gate = asyncio.Event()
+
+    @app.handler("mail")
+    async def mail() -> str:
+        await gate.wait()
+        return "kept"
+
+    async with working(app):
+        job = await app.enqueue(mail.job())
+        await becomes(job, "running")
+        own_server.kill()
+        gate.set()
+        await eventually(lambda: any("not stored yet" in line for line in caplog.messages), 20)
+        own_server.start()
+        assert "kept" == await job.result(timeout=30)
+    assert [] == given_up(caplog)
+
+
+# -- the store --------------------------------------------------------------------------------------------
+
+
+async def test_of_a_batch_only_what_is_refused_is(store, views):
+    """
+    Another program has overwritten a key that the reply of one job is made of.
+    """
+    asking = b'{"reply_to":"me"}'
+    for id_ in ("one", "bad", "two"):
+        await enqueue(
+            store, id_, payload=b"x" * (5_000 if id_ == "bad" else 5), envelope=asking, ttr_ms=60_000
+        )
+    leases = await claim(store)
+    bodies = store.keys[0].fixed["bodies"]
+    await store.link.call("RENAME", bodies, f"{bodies}:aside")
+    await store.link.call("SET", bodies, "no hash")
+    words = await store.finish("ack", 0, [Finish(lease, 0, (b"1",)) for lease in leases])
+    assert dict(zip(ids(leases), [b"ok", StoreUnavailable, b"ok"], strict=True)) == {
+        lease.key.id: word if isinstance(word, bytes) else type(word)
+        for lease, word in zip(leases, words, strict=True)
+    }
+    ends = await asyncio.gather(*(store.ack(lease, b"1") for lease in leases), return_exceptions=True)
+    assert [None, StoreUnavailable, None] == [end and type(end) for end in ends]
+    await store.link.call("RENAME", f"{bodies}:aside", bodies)
+    for lease in leases:
+        await store.ack(lease, b"1")
+        assert JobState.succeeded is (await views.get(lease.key)).state
+
+
+async def test_what_says_how_the_server_is_and_not_what_it_was_sent_is_no_refusal(own_server):
+    link = Link(own_server.url)
+    await create(link, "n", 1)
+    store = Store(link, namespace="n")
+    await enqueue(store, "a")
+    [lease] = await claim(store)
+    await link.call("CONFIG", "SET", "min-replicas-to-write", 1)
+    with pytest.raises(StoreUnavailable, match="NOREPLICAS") as caught:
+        await store.ack(lease)
+    assert not refused(caught.value)
+    await link.call("CONFIG", "SET", "min-replicas-to-write", 0)
+    await store.ack(lease)
+    await link.aclose()
