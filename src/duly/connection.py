@@ -24,7 +24,7 @@ from redis.exceptions import (
 
 from duly.errors import DulyError, OutcomeUnknown, ServerUnsuitable, StoreUnavailable, UsageError
 from duly.pauses import Pauses
-from duly.scripts import library
+from duly.scripts import library, load
 from duly.wire import ReplyError, Wire, WireLost
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ _FORBIDDEN = {"NOPERM", "NOAUTH", "WRONGPASS"}
 _CLOSED = (AuthenticationError, AuthorizationError, NoPermissionError)
 FIRST_PAUSE_S = 0.01
 LONGEST_PAUSE_S = 0.5
+EVALUATES_S = 10.0  #: how long to do without functions before they are tried again
 MAX_CONNECTIONS = 64  #: of one client; a thousand calls at once take turns
 MAX_BLOCKING = 64  #: besides, for calls that wait on the server
 TRY_S = 1.0  #: how long a connection may be silent before the server is asked over a new one
@@ -68,6 +69,18 @@ class _Refused(Exception):  # never leaves this module
 class _ReplyLost(Exception):  # never leaves this module
     """
     The call was sent and no reply came: it may have run.
+    """
+
+
+class _OutOfMemory(StoreUnavailable):  # to others it is what it derives from
+    """
+    The server is at its memory limit.
+    """
+
+
+class _NotLoaded(StoreUnavailable):  # likewise
+    """
+    The server is at its memory limit, and so takes no functions, which it does not have.
     """
 
 
@@ -119,6 +132,7 @@ class Link:
         self._blocking_slots = asyncio.Semaphore(MAX_BLOCKING)
         self._suspects: set[Wire] = set()  #: connections whose reply is overdue
         self._telling: asyncio.Task[None] | None = None
+        self._evaluates_until_s = 0.0  #: until then functions are not tried: the server did not take them
         self._closed = False
         try:
             self._pool = ConnectionPool.from_url(
@@ -195,6 +209,8 @@ class Link:
         except (StoreUnavailable, OutcomeUnknown) as error:
             if maybe_ran:
                 raise self._unknown(error) from error
+            if isinstance(error, _OutOfMemory):
+                raise _NotLoaded(str(error)) from error
             # A function that was loaded or not has changed nothing.
             raise StoreUnavailable(str(error)) from error
 
@@ -241,7 +257,7 @@ class Link:
         if error.said.startswith("Function not found"):
             return _NoFunction()
         if error.code == "OOM":
-            return StoreUnavailable(
+            return _OutOfMemory(
                 f"{self.place} is at its memory limit and refused the call; nothing was changed ({error})"
             )
         if error.code in _PASSING:
@@ -412,7 +428,35 @@ class Link:
         """
         Run a script on some keys of a shard.
         """
+        if monotonic() < self._evaluates_until_s:
+            return await self._evaluate(name, keys, args, again)
         head = ("FCALL", library().function(name), len(keys), *keys)
+        try:
+            return await self.call(*head, *args, again=(*head, *again) if again else None)
+        except _NotLoaded as error:
+            log.warning(
+                "%s; until it takes the functions of this release, jobs are claimed and finished without, "
+                "which is slow, and new ones are refused: raise maxmemory",
+                error,
+            )
+            self._evaluates_until_s = monotonic() + EVALUATES_S
+            return await self._evaluate(name, keys, args, again)
+
+    async def _evaluate(
+        self, name: str, keys: Sequence[str], args: Sequence[Any], again: Sequence[Any] | None
+    ) -> Any:
+        """
+        Run a script of this release on a server that does not take its functions.
+
+        Raises:
+            StoreUnavailable: It is one that brings work in.
+        """
+        if not {"allow-oom", "no-writes"}.intersection(load(name).flags):
+            raise StoreUnavailable(
+                f"{self.place} is at its memory limit: it takes neither new jobs nor the functions of this "
+                "release; raise maxmemory. Nothing was changed"
+            )
+        head = ("EVAL", library().evaluated, len(keys), *keys, name)
         return await self.call(*head, *args, again=(*head, *again) if again else None)
 
     async def listen(self, *channels: str) -> AsyncIterator[tuple[str, bytes]]:

@@ -16,7 +16,7 @@ from tests.store.kit import claim, enqueue, key, order
 
 class Replaying(Link):
     """
-    A link that loses the reply of a script call, lets others act, and sends it again; and once more in the end.
+    A link that loses the reply of a script call, lets others act, and sends it again.
     """
 
     script = ""
