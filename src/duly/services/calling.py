@@ -107,7 +107,7 @@ class Caller:
                 return Raised(_time_over(lease))
 
         async def call() -> object:
-            if handler.run_in == "process":
+            if handler.run_in == "process" or run.apart:
                 return await self._call_in_child(run, context, report)
             copy = contextvars.copy_context()
             copy.run(CURRENT.set, job)
@@ -182,7 +182,7 @@ class Caller:
         self, run: Run, context: dict[str, Any], report: Callable[[object], None]
     ) -> object:
         # Time to run counts from when the function starts, not from when its process does.
-        child: Child | Raised | None = self._children.waiting(run.handler)
+        child: Child | Raised | None = None if run.apart else self._children.waiting(run.handler)
         if child is None:
             run.deadline_s = math.inf
             run.allow_start(START_S)
