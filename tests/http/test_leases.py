@@ -21,7 +21,9 @@ from duly.http.roster import Roster
 from duly.http.serve import listen, server_of
 from duly.http.settings import ServiceSettings
 from duly.http.tokens import read_token, token_of
+from duly.ids import new_request
 from duly.job import JobKey, JobState, Order
+from duly.store import Promise, Want
 from tests.eventually import eventually
 from tests.http.conftest import problem
 
@@ -153,27 +155,26 @@ async def test_who_waits_costs_few_commands_however_many_wait(client, app):
     waiting = [asyncio.create_task(claim(client, wait=FOREVER)) for _ in range(50)]
     await in_line(client, 50)
     store = await app.store()
-    looks = await _numbers(client, 2)
+    await _looks(client, 2)
     await store.link.call("CONFIG", "RESETSTAT")
-    await _numbers(client, 3)
+    await _looks(client, 3)
     stats = (await store.link.call("INFO", "commandstats")).decode()
     calls = dict(line.split(":calls=") for line in stats.split() if ":calls=" in line)
     # Three looks of one poll for all, and what keeps the queue going; not three looks of each poll.
-    assert int(calls["cmdstat_fcall"].split(",")[0]) < 40, (looks, stats)
+    assert int(calls["cmdstat_fcall"].split(",")[0]) < 40, stats
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def _numbers(client, looks):
+async def _looks(client, count):
     """
     Wait until waiting polls have looked again so many times.
     """
-    roster = client._transport.app.state.service.workplace.roster
-    worker = roster._workers["w"]
-    goal = worker._number + looks
-    await eventually(lambda: worker._number >= goal, 30)
-    return worker._number
+    bells = client._transport.app.state.service.workplace._bells
+    # Who looked joins the line again, at its end.
+    last = list(bells._lines["mail"])[count - 1]
+    await eventually(last.done, 30)
 
 
 async def in_line(client, count=1, topic="mail"):
@@ -631,6 +632,109 @@ async def test_a_lease_that_runs_out_brings_the_job_back_though_no_other_worker_
         assert ("a", 1) == (job["id"], job["attempt"])
         problem(await client.post(f"/v1/leases/{lost['token']}/ack"), 409, "lease-lost")
         await end(client, job, "ack")
+
+
+# -- after a crash ----------------------------------------------------------------------------------------
+
+
+async def lose(app, count):
+    """
+    Jobs of a worker that died: they have crashed together, once.
+    """
+    store = app.make_store()
+    store.lease_ms = 1
+    await store.enqueue_many([Order(JobKey("mail", f"s{number:02}"), b"{}") for number in range(count)])
+    claimed = await store.claim(0, [Want("mail", count, 60_000)], worker="dead", limit=count)
+    assert count == len(claimed.leases)
+    while count:
+        count -= (await store.recover(0)).recovered
+    await store.link.aclose()
+
+
+async def to_isolate(app, *ids):
+    """
+    Jobs that have crashed twice.
+    """
+    store = await app.store()
+    now_ms = round(datetime.now(UTC).timestamp() * 1000)
+    orders = [Order(JobKey("mail", id_), b"{}", due_ms=now_ms) for id_ in ids]
+    await store.hydrate([Promise(order, 1, new_request(), crashes=2) for order in orders])
+
+
+def ids(jobs):
+    return sorted(job["id"] for job in jobs)
+
+
+async def test_jobs_of_a_worker_that_died_are_given_out_together(client, app):
+    await lose(app, 12)
+    assert 12 == len(await claim(client, limit=12))
+
+
+async def test_a_worker_that_holds_a_half_waits_a_moment_for_the_other_and_gets_it(client, app):
+    store = await app.store()
+    await lose(app, 12)
+    # Another process that works: a half is left to it.
+    await store.promote(0, timer="other")
+    jobs = await claim(client, limit=12, wait=FOREVER)
+    # On a busy machine the moment may be over before it asks.
+    assert len(jobs) in {6, 12}
+    while len(jobs) < 12:
+        jobs += await claim(client, limit=12, wait=FOREVER)
+
+
+async def test_a_job_that_crashed_twice_is_given_alone_to_a_worker_that_holds_nothing(client, app):
+    await to_isolate(app, "twice")
+    await app.enqueue("mail", id="fresh")
+    [twice] = await claim(client, limit=5)
+    assert ("twice", 2) == (twice["id"], twice["crashes"])
+    # It gets nothing else, whatever there is; others do.
+    assert [] == await claim(client, limit=5)
+    assert ["fresh"] == ids(await claim(client, worker="other"))
+    await app.enqueue("mail", id="next")
+    await end(client, twice, "ack")
+    assert ["next"] == ids(await claim(client, limit=5))
+
+
+async def test_a_worker_that_waits_while_it_holds_an_isolated_job_gets_more_as_soon_as_that_ends(client, app):
+    await to_isolate(app, "twice")
+    [twice] = await claim(client, limit=5)
+    await app.enqueue("mail", id="fresh")
+    waits = asyncio.create_task(claim(client, limit=5, wait=FOREVER))
+    # Calls go to those that may take something.
+    assert ["fresh"] == ids(await claim(client, worker="other", wait=FOREVER))
+    await app.enqueue("mail", id="next")
+    await end(client, twice, "extend", lease=60)
+    assert not waits.done()
+    await end(client, twice, "ack")
+    assert ["next"] == ids(await asyncio.wait_for(waits, FOREVER / 2))
+
+
+async def test_a_worker_with_two_claims_at_once_gets_an_isolated_job_in_one_and_nothing_in_the_other(
+    client, app
+):
+    await to_isolate(app, "twice")
+    await app.enqueue("mail", id="fresh")
+    both = await asyncio.gather(*(claim(client, limit=5) for _ in range(2)))
+    assert [[], ["twice"]] == sorted(ids(jobs) for jobs in both)
+
+
+async def test_a_worker_that_holds_jobs_is_not_given_an_isolated_one_and_makes_room_for_it(client, app):
+    await app.enqueue("mail", id="before")
+    [before] = await claim(client)
+    await to_isolate(app, "twice")
+    assert [] == await claim(client, limit=5)
+    # From now on it gets nothing until it holds nothing.
+    await app.enqueue("mail", id="fresh")
+    waits = asyncio.create_task(claim(client, limit=5, wait=FOREVER))
+    await end(client, before, "ack")
+    assert ["twice"] == ids(await asyncio.wait_for(waits, FOREVER / 2))
+
+
+async def test_a_worker_whose_isolated_job_ran_out_of_time_gets_others(client, app):
+    await to_isolate(app, "twice")
+    await claim(client, lease=1)
+    await app.enqueue("mail", id="fresh")
+    assert ["fresh"] == ids(await claim(client, wait=FOREVER))
 
 
 async def test_a_call_that_was_not_followed_goes_to_the_next_in_line(client):

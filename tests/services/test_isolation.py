@@ -24,13 +24,13 @@ from tests.services.conftest import tally, working
 LONG_S = 100  #: children import what they need, many at once on a busy machine
 
 
-async def to_isolate(app, topic, *payloads, crashes=2, **options):
+async def to_isolate(app, topic, *payloads, crashes=2):
     """
     Jobs with crashes behind them.
     """
     store = await app.store()
     orders = [
-        Order(JobKey(topic, f"j{at}"), msgspec.json.encode(payload), time.time_ns() // 1_000_000, **options)
+        Order(JobKey(topic, f"j{at}"), msgspec.json.encode(payload), due_ms=time.time_ns() // 1_000_000)
         for at, payload in enumerate(payloads)
     ]
     await store.hydrate([Promise(order, 1, new_request(), crashes=crashes) for order in orders])
