@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
+import sys
+from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -78,6 +81,7 @@ class Handler(Generic[P, R]):
         self.ttr_ms = positive_ms(ttr, "ttr")  #: how long one run may take
         self.concurrency = None if concurrency is None else at_least_one(concurrency, "concurrency")
         self.run_in = _place_of(fn, topic, run_in)
+        self._may_move = run_in == "auto"
         self.max_crashes = at_least_one(max_crashes, "max_crashes", 255)
         self.limits = limits or Limits()
         self.binding = Binding(fn, topic)
@@ -98,6 +102,17 @@ class Handler(Generic[P, R]):
         payload = encode(binding.arguments(args, kwargs), limit=self.limits.payload)
         binding.check(payload)
         return NewJob(self.topic, payload)
+
+    @functools.cached_property
+    def isolates(self) -> bool:
+        """
+        Whether a job that has to run isolated gets a process of its own.
+
+        With `run_in="process"`, and where nothing was said, for a plain function that a new process finds.
+        """
+        return self.run_in == "process" or (
+            self.run_in == "thread" and self._may_move and _is_found_by_import(self)
+        )
 
     def bind(self, payload: bytes) -> Call:
         """
@@ -260,6 +275,36 @@ class Handlers:
 
 def _is_async(fn: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(cast("Any", fn).__call__)
+
+
+def _is_found_by_import(handler: Handler[..., Any]) -> bool:
+    """
+    Return whether another process gets this handler by importing its module, and nothing else happens there.
+    """
+    fn: Any = handler.fn
+    # What was put around a function, by a framework maybe, need not be there in another process.
+    if fn.__module__ == "__main__" or hasattr(fn, "__wrapped__") or not _is_main_importable():
+        return False
+    found: Any = sys.modules.get(fn.__module__)
+    for part in getattr(fn, "__qualname__", "").split("."):
+        found = getattr(found, part, None)
+    return found is handler
+
+
+@functools.cache
+def _is_main_importable() -> bool:
+    """
+    Return whether a new process may import the main module: a program without a guard would begin again.
+    """
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if file is None or getattr(main.__spec__, "name", "").endswith(".__main__"):
+        # It is not imported.
+        return True
+    try:
+        return re.search(rb"__name__ *== *['\"]__main__['\"]", Path(file).read_bytes()) is not None
+    except OSError:
+        return False
 
 
 def _place_of(fn: Callable[..., Any], topic: str, run_in: RunIn) -> RunIn:

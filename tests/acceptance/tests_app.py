@@ -125,3 +125,10 @@ async def poison(ms: float = 0) -> None:
     note("started")
     await asyncio.sleep(ms / 1000)
     os._exit(1)
+
+
+@app.handler("thread-poison")
+def thread_poison(ms: float = 0) -> None:
+    note("started")
+    time.sleep(ms / 1000)
+    os._exit(1)

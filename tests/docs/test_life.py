@@ -4,7 +4,6 @@ The steps of docs/explanation/life-of-a-job.md change the keys that the page say
 
 from __future__ import annotations
 
-import itertools
 import re
 
 import pytest
@@ -34,7 +33,7 @@ def _table() -> list[tuple[str, set[str]]]:
 
 
 async def test_each_step_changes_the_keys_that_the_page_names(store, clock, raw):
-    prefix, numbers = store.keys[0].prefix, itertools.count(1)
+    prefix = store.keys[0].prefix
 
     def keys() -> dict[str, bytes]:
         return {key.decode().removeprefix(prefix): raw.dump(key) for key in raw.keys(f"{prefix}*")}

@@ -21,7 +21,9 @@ from duly.http.roster import Roster
 from duly.http.serve import listen, server_of
 from duly.http.settings import ServiceSettings
 from duly.http.tokens import read_token, token_of
+from duly.ids import new_request
 from duly.job import JobKey, JobState, Order
+from duly.store import Promise, Want
 from tests.eventually import eventually
 from tests.http.conftest import problem
 
@@ -636,6 +638,109 @@ async def test_a_lease_that_runs_out_brings_the_job_back_though_no_other_worker_
         assert ("a", 1) == (job["id"], job["attempt"])
         problem(await client.post(f"/v1/leases/{lost['token']}/ack"), 409, "lease-lost")
         await end(client, job, "ack")
+
+
+# -- after a crash ----------------------------------------------------------------------------------------
+
+
+async def lose(app, count):
+    """
+    Jobs of a worker that died: they have crashed together, once.
+    """
+    store = app.make_store()
+    store.lease_ms = 1
+    await store.enqueue_many([Order(JobKey("mail", f"s{number:02}"), b"{}") for number in range(count)])
+    claimed = await store.claim(0, [Want("mail", count, 60_000)], worker="dead", limit=count)
+    assert count == len(claimed.leases)
+    while count:
+        count -= (await store.recover(0)).recovered
+    await store.link.aclose()
+
+
+async def to_isolate(app, *ids):
+    """
+    Jobs that have crashed twice.
+    """
+    store = await app.store()
+    now_ms = round(datetime.now(UTC).timestamp() * 1000)
+    orders = [Order(JobKey("mail", id_), b"{}", due_ms=now_ms) for id_ in ids]
+    await store.hydrate([Promise(order, 1, new_request(), crashes=2) for order in orders])
+
+
+def ids(jobs):
+    return sorted(job["id"] for job in jobs)
+
+
+async def test_jobs_of_a_worker_that_died_are_given_out_together(client, app):
+    await lose(app, 12)
+    assert 12 == len(await claim(client, limit=12))
+
+
+async def test_a_worker_that_holds_a_half_waits_a_moment_for_the_other_and_gets_it(client, app):
+    store = await app.store()
+    await lose(app, 12)
+    # Another process that works: a half is left to it.
+    await store.promote(0, timer="other")
+    jobs = await claim(client, limit=12, wait=FOREVER)
+    # On a busy machine the moment may be over before it asks.
+    assert len(jobs) in {6, 12}
+    while len(jobs) < 12:
+        jobs += await claim(client, limit=12, wait=FOREVER)
+
+
+async def test_a_job_that_crashed_twice_is_given_alone_to_a_worker_that_holds_nothing(client, app):
+    await to_isolate(app, "twice")
+    await app.enqueue("mail", id="fresh")
+    [twice] = await claim(client, limit=5)
+    assert ("twice", 2) == (twice["id"], twice["crashes"])
+    # It gets nothing else, whatever there is; others do.
+    assert [] == await claim(client, limit=5)
+    assert ["fresh"] == ids(await claim(client, worker="other"))
+    await app.enqueue("mail", id="next")
+    await end(client, twice, "ack")
+    assert ["next"] == ids(await claim(client, limit=5))
+
+
+async def test_a_worker_that_waits_while_it_holds_an_isolated_job_gets_more_as_soon_as_that_ends(client, app):
+    await to_isolate(app, "twice")
+    [twice] = await claim(client, limit=5)
+    await app.enqueue("mail", id="fresh")
+    waits = asyncio.create_task(claim(client, limit=5, wait=FOREVER))
+    # Calls go to those that may take something.
+    assert ["fresh"] == ids(await claim(client, worker="other", wait=FOREVER))
+    await app.enqueue("mail", id="next")
+    await end(client, twice, "extend", lease=60)
+    assert not waits.done()
+    await end(client, twice, "ack")
+    assert ["next"] == ids(await asyncio.wait_for(waits, FOREVER / 2))
+
+
+async def test_a_worker_with_two_claims_at_once_gets_an_isolated_job_in_one_and_nothing_in_the_other(
+    client, app
+):
+    await to_isolate(app, "twice")
+    await app.enqueue("mail", id="fresh")
+    both = await asyncio.gather(*(claim(client, limit=5) for _ in range(2)))
+    assert [[], ["twice"]] == sorted(ids(jobs) for jobs in both)
+
+
+async def test_a_worker_that_holds_jobs_is_not_given_an_isolated_one_and_makes_room_for_it(client, app):
+    await app.enqueue("mail", id="before")
+    [before] = await claim(client)
+    await to_isolate(app, "twice")
+    assert [] == await claim(client, limit=5)
+    # From now on it gets nothing until it holds nothing.
+    await app.enqueue("mail", id="fresh")
+    waits = asyncio.create_task(claim(client, limit=5, wait=FOREVER))
+    await end(client, before, "ack")
+    assert ["twice"] == ids(await asyncio.wait_for(waits, FOREVER / 2))
+
+
+async def test_a_worker_whose_isolated_job_ran_out_of_time_gets_others(client, app):
+    await to_isolate(app, "twice")
+    await claim(client, lease=1)
+    await app.enqueue("mail", id="fresh")
+    assert ["fresh"] == ids(await claim(client, wait=FOREVER))
 
 
 async def test_a_call_that_was_not_followed_goes_to_the_next_in_line(client):

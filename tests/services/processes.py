@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from functools import wraps
 from pathlib import Path
 
 from duly import Bury, Duly, Retry, Snooze, current_job
@@ -97,3 +98,44 @@ def linger(path: str) -> None:
 @app.handler("tell", run_in="process")
 def tell(card: str) -> None:
     raise ValueError(f"no such card: {card}")
+
+
+@app.handler("lone", max_attempts=8)
+def lone(how: str, path: str = "") -> int:
+    match how:
+        case "die":
+            os._exit(3)
+        case "raise" if current_job().crashes:
+            raise ValueError("a failure like any other")
+        case "meet":
+            Path(path, current_job().id).touch()
+            while len(list(Path(path).iterdir())) < 3:
+                time.sleep(0.01)
+    return os.getpid()
+
+
+@app.handler("staying", run_in="thread")
+def staying() -> int:
+    return os.getpid()
+
+
+@app.handler("awaited")
+async def awaited() -> int:
+    return os.getpid()
+
+
+def _seen(fn):
+    @wraps(fn)
+    def within(*args):
+        return fn(*args)
+
+    return within
+
+
+@app.handler("decorated")
+@_seen
+def decorated() -> int:
+    return os.getpid()
+
+
+renamed = app.handler("renamed")(os.getpid)

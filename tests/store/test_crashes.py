@@ -231,9 +231,9 @@ async def test_an_isolated_job_is_alone_over_all_topics_of_a_claim(store, clock,
 async def test_where_each_gets_a_process_of_its_own_many_run_side_by_side(store, clock, look):
     await to_isolate(store, clock, "a", "b", "c")
     await enqueue(store, "fresh")
-    claimed = await store.claim(0, [Want("mail", 3, 60_000, own_process=True)], worker="w", alone=False)
+    claimed = await store.claim(0, [Want("mail", 3, 60_000, processes=3)], worker="w", alone=False)
     assert (["a", "b", "c"], False) == (ids(claimed.leases), claimed.room)
-    claimed = await store.claim(0, [Want("mail", 3, 60_000, own_process=True)], worker="w", alone=False)
+    claimed = await store.claim(0, [Want("mail", 3, 60_000, processes=3)], worker="w", alone=False)
     assert ["fresh"] == ids(claimed.leases)
     look()
 
@@ -241,7 +241,7 @@ async def test_where_each_gets_a_process_of_its_own_many_run_side_by_side(store,
 async def test_a_job_that_runs_alone_is_not_taken_beside_those_in_processes_of_their_own(store, clock, look):
     for topic in ("apart", "here"):
         await to_isolate(store, clock, "1", topic=topic)
-    wants = [Want("apart", 3, 60_000, own_process=True), Want("here", 3, 60_000)]
+    wants = [Want("apart", 3, 60_000, processes=3), Want("here", 3, 60_000)]
     assert ["apart"] == [lease.key.topic for lease in (await store.claim(0, wants, worker="w1")).leases]
     assert ["here"] == [lease.key.topic for lease in (await store.claim(0, wants, worker="w2")).leases]
     look("apart", "here")
@@ -250,7 +250,7 @@ async def test_a_job_that_runs_alone_is_not_taken_beside_those_in_processes_of_t
 async def test_others_start_beside_those_in_processes_of_their_own(store, clock):
     await to_isolate(store, clock, "1", topic="apart")
     await enqueue(store, "2", "here")
-    wants = [Want("apart", 3, 60_000, own_process=True), Want("here", 3, 60_000)]
+    wants = [Want("apart", 3, 60_000, processes=3), Want("here", 3, 60_000)]
     assert {"1", "2"} == set(ids((await store.claim(0, wants, worker="w1")).leases))
 
 

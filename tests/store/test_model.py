@@ -256,7 +256,7 @@ class StoreMachine(RuleBasedStateMachine):
         again: bool = False,
     ) -> Any:
         wants = [
-            Want(topic, slots, TTR_MS, own_process)
+            Want(topic, slots, TTR_MS, slots if own_process else None)
             for topic, slots, own_process in zip(topics, free, own, strict=False)
         ]
         before, due = self.look(), self.model.due(topics)
@@ -297,7 +297,7 @@ class StoreMachine(RuleBasedStateMachine):
         return topic not in self.model.paused and (callbacks or topic not in self.model.called)
 
     def _to_isolate(self, want: Want, callbacks: bool) -> list[Row]:
-        if want.own_process or not self._is_open(want.topic, callbacks):
+        if want.processes is not None or not self._is_open(want.topic, callbacks):
             return []
         ready = self.model.in_state(JobState.ready, want.topic)
         return [
@@ -338,7 +338,7 @@ class StoreMachine(RuleBasedStateMachine):
         """
         The leases of jobs that run isolated in a worker that has nothing else to do.
         """
-        own = {want.topic for want in wants if want.own_process}
+        own = {want.topic for want in wants if want.processes is not None}
         return [lease for lease in taken if lease.lane is Lane.isolated and lease.key.topic not in own]
 
     def _check_isolation(self, wants: list[Want], taken: list[Lease], *, alone: bool) -> None:
@@ -370,7 +370,7 @@ class StoreMachine(RuleBasedStateMachine):
         A claim leaves nothing that it may take, but what is for others, or hidden behind what is too late.
         """
         for row in self.model.in_state(JobState.ready, want.topic):
-            may_isolate = want.own_process or (alone and not taken)
+            may_isolate = want.processes is not None or (alone and not taken)
             assert (
                 self._met_late
                 or row.is_late(self.model.now)

@@ -114,7 +114,7 @@ async def _claim(
     except BaseException:
         gone.cancel()
         raise
-    views = [claims.view(worker, lease, ask.lease_ms) for lease in leases]
+    views = [claims.view(lease) for lease in leases]
     kept = [(view, lease) for view, lease in zip(views, leases, strict=True) if view is not None]
     return [view for view, _ in kept], [lease for _, lease in kept], gone
 

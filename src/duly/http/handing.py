@@ -17,7 +17,7 @@ from duly.codec import Unreadable, decode, decode_envelope, reason_document
 from duly.durations import say_time
 from duly.errors import DulyError, JobNotFound, LeaseLost
 from duly.http.tokens import token_of
-from duly.job import Lane, moment
+from duly.job import moment
 from duly.store import Want
 
 if TYPE_CHECKING:
@@ -92,29 +92,36 @@ class Claims:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + ask.wait_s
         worker.polls += 1
-        # In line before the first look, so that no token falls between look and wait.
-        call = self._bells.join(ask.topic) if ask.wait_s else loop.create_future()
+        call: asyncio.Future[None] | None = None
         try:
             while True:
-                leases = await self._claim_whole(worker, ask)
+                closed_s = worker.closed_s
+                if closed_s and call is not None:
+                    # Others are called in its place.
+                    self._bells.leave(ask.topic, call)
+                    call = None
+                elif not closed_s and ask.wait_s and (call is None or call.done()):
+                    # In line before it looks, so that no token falls between look and wait.
+                    call = self._bells.join(ask.topic)
+                leases, open_s = ([], closed_s) if closed_s else await self._claim_whole(worker, ask)
                 left_s = deadline_s - loop.time()
                 if leases or left_s <= 0:
                     return leases
-                await asyncio.wait(
-                    (call, gone, self.ending), timeout=left_s, return_when=asyncio.FIRST_COMPLETED
-                )
+                waited = (call or worker.opened(), gone, self.ending)
+                wait_s = left_s if open_s is None else min(left_s, open_s)
+                await asyncio.wait(waited, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
                 if gone.done() or self.ending.done():
                     return []
-                if call.done():
-                    call = self._bells.join(ask.topic)
         finally:
             worker.polls -= 1
-            if ask.wait_s:
+            if call is not None:
                 self._bells.leave(ask.topic, call)
 
-    async def _claim_whole(self, worker: HttpWorker, ask: Ask) -> list[Lease]:
+    async def _claim_whole(self, worker: HttpWorker, ask: Ask) -> tuple[list[Lease], float | None]:
         """
         Claim; if who asks is cancelled meanwhile, what comes is given back.
+
+        Returns: the leases, and in how many seconds to ask again for what was left to others.
         """
         task = asyncio.create_task(self._claim(worker, ask))
         try:
@@ -122,17 +129,21 @@ class Claims:
         except asyncio.CancelledError:
 
             async def give_back() -> None:
-                await self.give_back(await task)
+                await self.give_back((await task)[0])
 
             self.spawn(give_back())
             raise
 
-    async def _claim(self, worker: HttpWorker, ask: Ask) -> list[Lease]:
+    async def _claim(self, worker: HttpWorker, ask: Ask) -> tuple[list[Lease], float | None]:
         handler = self._app.handlers.get(ask.topic)
         ttr_ms = handler.ttr_ms if handler else TTR_MS
         found: list[Lease] = []
+        open_s: float | None = None
         async with worker.lock:
             for shard in random.sample(range(self._store.shards), self._store.shards):
+                if worker.closed_s:
+                    # By another claim of the same worker, or by what this one has found.
+                    break
                 free = ask.limit - len(found)
                 sent_s = time.monotonic()
                 try:
@@ -141,7 +152,8 @@ class Claims:
                         [Want(ask.topic, free, ttr_ms)],
                         worker=worker.name,
                         limit=free,
-                        alone=not worker.running and not found,
+                        half=worker.half,
+                        alone=not worker.running,
                         wait_s=ask.wait_s if not found else 0.0,
                         timer=self._name,
                         role=self._app.settings.role,
@@ -154,11 +166,16 @@ class Claims:
                     break
                 self._outlooks[shard].note(claimed.look, sent_s)
                 found += claimed.leases
-                if len(found) >= ask.limit or any(lease.lane is Lane.isolated for lease in found):
+                for lease in claimed.leases:
+                    self._roster.holds(worker, lease, ask.lease_ms)
+                worker.makes_room = worker.makes_room or claimed.room
+                if claimed.open_s is not None:
+                    open_s = claimed.open_s if open_s is None else min(open_s, claimed.open_s)
+                if len(found) >= ask.limit:
                     break
-        return found
+        return found, open_s
 
-    def view(self, worker: HttpWorker, lease: Lease, lease_ms: int) -> LeasedJob | None:
+    def view(self, lease: Lease) -> LeasedJob | None:
         """
         Describe a leased job; one that cannot be read is buried instead, as any worker would.
         """
@@ -167,11 +184,11 @@ class Claims:
             payload = lease.payload or b"null"
             decode(payload)
         except Unreadable as error:
+            self._roster.ended(lease.fence_bytes)
             self.spawn(self._bury(lease, str(error)))
             return None
         handler = self._app.handlers.get(lease.key.topic)
         lateness_ms = max(lease.claimed_ms - lease.floor_ms, 0)
-        self._roster.holds(worker, lease.fence_bytes, lease_ms)
         return LeasedJob(
             token=token_of(lease, lateness_ms),
             topic=lease.key.topic,

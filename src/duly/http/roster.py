@@ -6,16 +6,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from duly.job import Lane
+
 if TYPE_CHECKING:
+    from duly.job import Lease
     from duly.store import Store
 
 WORKERS = 10_000  #: that are remembered
 TOPICS = 100  #: that are told of each
+
+
+@dataclass(slots=True)
+class Held:
+    """
+    A job that a worker was given.
+    """
+
+    until_s: float  #: when its lease ends, on the monotonic clock
+    lane: Lane
+    half: int
 
 
 class HttpWorker:
@@ -31,7 +46,9 @@ class HttpWorker:
         self.claimed = self.finished = self.fenced = 0
         self.polls = 0  #: of its claims that are under way
         self.heard = False  #: since the last beat
-        self.held: dict[bytes, float] = {}  #: fence -> until when its lease runs, on the monotonic clock
+        self.held: dict[bytes, Held] = {}  #: by fence
+        self.makes_room = False  #: it gets nothing until it holds nothing, and then a job that runs isolated
+        self._opened: asyncio.Future[None] | None = None
         #: Claims of one name go one by one: the store keeps the last of each, for a reply that was lost.
         self.lock = asyncio.Lock()
 
@@ -41,8 +58,44 @@ class HttpWorker:
         How many jobs it holds, as far as they are known here.
         """
         now_s = time.monotonic()
-        self.held = {fence: until_s for fence, until_s in self.held.items() if until_s > now_s}
+        self.held = {fence: held for fence, held in self.held.items() if held.until_s > now_s}
+        self.makes_room = self.makes_room and bool(self.held)
         return len(self.held)
+
+    @property
+    def closed_s(self) -> float:
+        """
+        For how long it gets no other job, unless it ends those that it holds before: 0 if it does now.
+        """
+        if not self.running:
+            return 0.0
+        is_closed = self.makes_room or any(held.lane is Lane.isolated for held in self.held.values())
+        return max(held.until_s for held in self.held.values()) - time.monotonic() if is_closed else 0.0
+
+    @property
+    def half(self) -> str:
+        """
+        The half of groups that crashed together of which it holds most suspects, "" if it holds none.
+        """
+        halves = Counter(held.half for held in self.held.values() if held.lane is Lane.suspect)
+        return str(halves.most_common(1)[0][0]) if halves else ""
+
+    def opened(self) -> asyncio.Future[None]:
+        """
+        A future that is done once it holds nothing.
+        """
+        if self._opened is None:
+            self._opened = asyncio.get_running_loop().create_future()
+        return self._opened
+
+    def end(self, fence: bytes) -> None:
+        """
+        Note that it holds a job no more.
+        """
+        self.held.pop(fence, None)
+        if self._opened is not None and not self.running:
+            self._opened.set_result(None)
+            self._opened = None
 
     def about(self) -> bytes:
         """
@@ -71,7 +124,7 @@ class Roster:
         self.every_s = store.lease_ms / 3000
         self._store = store
         self._workers: OrderedDict[str, HttpWorker] = OrderedDict()
-        self._holders: dict[bytes, HttpWorker] = {}
+        self._holders: dict[bytes, tuple[HttpWorker, Held]] = {}  #: by fence
 
     async def claims(self, name: str, topic: str, host: str, limit: int) -> HttpWorker:
         """
@@ -91,29 +144,33 @@ class Roster:
             await self._store.beat(name, worker.about())
         return worker
 
-    def holds(self, worker: HttpWorker, fence: bytes, lease_ms: int) -> None:
+    def holds(self, worker: HttpWorker, lease: Lease, lease_ms: int) -> None:
         """
         Note that a worker was given a job.
         """
         worker.claimed += 1
-        worker.held[fence] = time.monotonic() + lease_ms / 1000
-        self._holders[fence] = worker
+        held = Held(time.monotonic() + lease_ms / 1000, lease.lane, lease.half)
+        worker.held[lease.fence_bytes] = held
+        self._holders[lease.fence_bytes] = worker, held
 
     def extended(self, fence: bytes, lease_ms: int) -> None:
         """
         Note that a worker goes on with a job.
         """
-        if worker := self._holders.get(fence):
+        if found := self._holders.get(fence):
+            worker, held = found
             worker.heard = True
-            worker.held[fence] = time.monotonic() + lease_ms / 1000
+            worker.held[fence] = held
+            held.until_s = time.monotonic() + lease_ms / 1000
 
     def ended(self, fence: bytes, *, lost: bool = False) -> None:
         """
         Note that a worker is done with a job, or has lost it.
         """
-        if worker := self._holders.pop(fence, None):
+        if found := self._holders.pop(fence, None):
+            worker, _ = found
             worker.heard = True
-            worker.held.pop(fence, None)
+            worker.end(fence)
             worker.finished += 1
             worker.fenced += lost
 
@@ -126,5 +183,5 @@ class Roster:
                 worker.heard = False
                 await self._store.beat(worker.name, worker.about())
         # A lease that ran out without a word is nobody's any more.
-        self._holders = {fence: each for fence, each in self._holders.items() if fence in each.held}
+        self._holders = {fence: found for fence, found in self._holders.items() if fence in found[0].held}
         return 0

@@ -41,8 +41,8 @@
 --          name      of the timer in this process, '' for none
 --          role      leader, follower or auto
 --          generation  that the worker knows of, '' without a record: what it finishes counts as finished in that one
---          topic...  four for each topic: name, free slots, time to run of its handler, '1' if each job that has to run
---                    isolated gets a process of its own there
+--          topic...  four for each topic: name, free slots, time to run of its handler, how many jobs that have to run
+--                    isolated may each have a process of their own there, '' where they run alone on the worker
 -- returns  {now_ms, next_due_ms, '1' if that is of a topic that is not named, next_lease_ms, rank of the timer, how many others hold a slot,
 --          when to ask again for what was left to others ('' for no such time),
 --          when it should look by itself for what falls due ('' for no such time), its place among those that do for each
@@ -59,11 +59,11 @@ local HALF_MS, ROOM_MS, BROAD_MS, STANDS_BY = 100, 60000, 10000, 2
 
 local now, _, micros = clock(now_ms)
 must_be_sound(generation)
-local names, free, ttr, own_process = {}, {}, {}, {}
+local names, free, ttr, processes = {}, {}, {}, {}
 for at = topic_at, #ARGV, WANTS do
   local position = #names + 1
   names[position], free[position], ttr[position] = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
-  own_process[position] = ARGV[at + 3] == '1'
+  processes[position] = tonumber(ARGV[at + 3])
   name_topic(ARGV[at], position)
 end
 local rank, peers = hold_timer(name, role, now)
@@ -350,8 +350,9 @@ end
 -- runs nothing else.
 for _, position in ipairs(looks) do
   if left > 0 and uses(position, ISOLATED) and is_mine(position, 0) then
-    if own_process[position] then
-      take_ready(position, ISOLATED, math.min(free[position], left))
+    if processes[position] then
+      local want = math.min(free[position], left, processes[position])
+      if want > 0 then take_ready(position, ISOLATED, want) end
     elseif alone == '1' then
       -- Beside those in processes of their own it would not be alone.
       if taken == 0 then take_ready(position, ISOLATED, 1) end

@@ -99,7 +99,7 @@ class Caller:
                 return Raised(time_over(lease))
 
         async def call() -> object:
-            if handler.run_in == "process":
+            if handler.run_in == "process" or run.apart:
                 return await self._call_in_child(run, envelope, report)
             copy = contextvars.copy_context()
             copy.run(CURRENT.set, job)
@@ -125,7 +125,7 @@ class Caller:
 
     async def _call_in_child(self, run: Run, envelope: Envelope, report: Callable[[object], None]) -> object:
         # Time to run counts from when the function starts, not from when its process does.
-        child: Child | Raised | None = self._children.waiting(run.handler)
+        child: Child | Raised | None = None if run.apart else self._children.waiting(run.handler)
         if child is None:
             run.deadline_s = math.inf
             run.allow_start(START_S)

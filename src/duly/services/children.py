@@ -41,6 +41,12 @@ class ChildCrashed(Exception):
     """
 
 
+class ChildNotStarted(Exception):
+    """
+    The child process ended before it could take a call.
+    """
+
+
 class ChildError(Exception):
     """
     What a handler raised in a child process, as far as JSON carries it.
@@ -107,7 +113,7 @@ class Child:
         Return when it can take a call: what it imports may take longer than a job may run.  Blocks.
 
         Raises:
-            ChildCrashed: It ended instead.
+            ChildNotStarted: It ended instead.
         """
         try:
             if not self._pipe.poll(START_S):
@@ -116,7 +122,7 @@ class Child:
         except (EOFError, OSError) as error:
             self._process.join(1)
             code = self._process.exitcode
-            raise ChildCrashed(
+            raise ChildNotStarted(
                 f"the child process of {self.topic} did not start: exit code {code}"
             ) from error
 
@@ -199,11 +205,12 @@ class Children:
         A new child, ready to take a call.  Blocks.
 
         Raises:
-            ChildCrashed: It did not start.
+            ChildNotStarted: It did not start.
         """
         with self._starting:
             if self._closed:
-                raise ChildCrashed(f"the child process of {handler.topic} was not started: the worker ends")
+                msg = f"the child process of {handler.topic} was not started: the worker ends"
+                raise ChildNotStarted(msg)
             child = Child(handler)
             with self._lock:
                 if not self._all:
@@ -212,7 +219,9 @@ class Children:
                 self._all.add(child)
         try:
             child.wait_until_ready()
-        except ChildCrashed:
+        except ChildNotStarted:
+            # From now on what has to run isolated runs alone on the worker, where that is possible.
+            handler.isolates = handler.run_in == "process"
             with self._lock:
                 self._all.discard(child)
             raise
@@ -220,10 +229,10 @@ class Children:
 
     def give_back(self, handler: Handler[..., Any], child: Child) -> None:
         """
-        Keep a child for the next job of its handler.
+        Keep a child for the next job of its handler, unless that runs in processes only where it must.
         """
         with self._lock:
-            if child.alive and not self._closed:
+            if child.alive and not self._closed and handler.run_in == "process":
                 self._idle.setdefault(handler, []).append(child)
             else:
                 child.kill()

@@ -12,7 +12,7 @@ from duly.codec import Unreadable, reason_document, signature_of
 from duly.errors import UsageError
 from duly.logs import about
 from duly.outcome import Buried, Raised, RetryLater, outcome_of
-from duly.services.children import ChildError
+from duly.services.children import ChildCrashed, ChildError, ChildNotStarted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("duly.worker")
 
+NOT_STARTED_MS = 1_000  #: how long a job is put off whose own process did not start
 PUT_OFF_MS = 5_000  #: how long a job is put off whose earlier run has not ended where it was claimed
 
 
@@ -53,6 +54,14 @@ def decide(
     if isinstance(answer, Raised):
         if isinstance(answer.exc, Unreadable):
             return Buried(reason_document("unreadable", str(answer.exc)), "unreadable")
+        if isinstance(answer.exc, ChildNotStarted) and run.apart and handler.run_in != "process":
+            # Nobody asked for that process: the job is not to blame, and runs alone on a worker next.
+            told = "not started", str(answer.exc)
+            return RetryLater(NOT_STARTED_MS, reason_document(*told), signature_of(*told), counted=False)
+        if isinstance(answer.exc, ChildCrashed) and run.apart:
+            # It was the only one there: nobody else is to blame, and trying again proves nothing new.
+            message = f"{answer.exc}, after {run.lease.crashes} crashes, while it ran this job and no other"
+            return Buried(reason_document("crashed", message), "crashed")
         if isinstance(answer.exc, ChildError):
             # What it raised has stayed in its process; what that said of it is kept.
             error = answer.exc

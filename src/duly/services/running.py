@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Why = Literal["", "lost", "timeout", "drain"]
 
+APART = 8  #: processes at a time for isolated jobs of functions that have none else: each imports the program
 _STORED = frozenset({"acked", "retried", "buried", "released"})
 
 
@@ -36,6 +37,7 @@ class Run:
     """
 
     __slots__ = (
+        "apart",
         "deadline_s",
         "freed_s",
         "handler",
@@ -57,6 +59,8 @@ class Run:
         self.lease = lease
         self.member = lease.key.member
         self.handler = handler
+        #: whether it has to run isolated, and does so in a process of its own
+        self.apart = bool(lease.crashes) and lease.lane is Lane.isolated and handler.isolates
         self.sent_s = sent_s  #: when its claim was sent, on the monotonic clock
         self.started_s = 0.0
         self.start_ms = 0  #: how long after its claim the time to run counts, if that is not at once
@@ -123,6 +127,7 @@ class Running:
         self.free = concurrency
         self._halves = [0, 0]  #: suspects of each half of the groups that crashed together
         self._isolated = 0  #: runs beside which nothing else may run
+        self._apart = 0  #: runs in processes of their own, of functions that have none else
         self._of_topic: dict[str, int] = {}
         self.meter: Metrics | None = None
         self.outcomes: Outcomes | None = None  #: where the record is told, if there is one
@@ -141,8 +146,16 @@ class Running:
             if handler.concurrency is not None:
                 free = min(free, handler.concurrency - self._of_topic.get(handler.topic, 0))
             if free > 0:
-                wants.append(Want(handler.topic, free, handler.ttr_ms, handler.run_in == "process"))
+                wants.append(Want(handler.topic, free, handler.ttr_ms, self._processes(handler)))
         return wants
+
+    def _processes(self, handler: Handler[..., Any]) -> int | None:
+        """
+        How many more jobs that have to run isolated may have a process of their own, None if none ever may.
+        """
+        if not handler.isolates:
+            return None
+        return self.free if handler.run_in == "process" else max(0, APART - self._apart)
 
     @property
     def half(self) -> str:
@@ -157,8 +170,10 @@ class Running:
         match run.lease.lane:
             case Lane.suspect:
                 self._halves[run.lease.half] += change
-            case Lane.isolated if run.handler.run_in != "process":
+            case Lane.isolated if not run.apart:
                 self._isolated += change
+            case Lane.isolated if run.handler.run_in != "process":
+                self._apart += change
 
     def begin(self, run: Run) -> None:
         """

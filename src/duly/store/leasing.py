@@ -67,8 +67,8 @@ class Leasing(Calls):
         """
         length_ms, grace_ms = (self.lease_ms, self.grace_ms) if lease_ms is None else (lease_ms, 0)
         args: list[Any] = []
-        for topic, free, ttr_ms, own_process in wants:
-            args += (topic, free, ttr_ms, "1" if own_process else "0")
+        for topic, free, ttr_ms, processes in wants:
+            args += (topic, free, ttr_ms, "" if processes is None else processes)
         fixed = {
             "nonce": new_nonce(),
             "worker": worker,

@@ -37,7 +37,7 @@ class Want(NamedTuple):
     topic: str
     free: int
     ttr_ms: int
-    own_process: bool = False  #: each job that has to run isolated gets a process of its own
+    processes: int | None = None  #: for jobs that have to run isolated; None: they run alone on the worker
 
 
 class Look(NamedTuple):
