@@ -63,9 +63,8 @@ async def test_each_step_changes_the_keys_that_the_page_names(store, clock, raw)
         clock.advance(s=20)
         await store.recover(0)
         yield "recover after a crash"
-        clock.advance(s=1)
-        await store.promote(0)
-        yield "promote the suspect"
+        await claim()
+        yield "claim the suspect"
 
     seen, before = [], keys()
     async for step in steps():

@@ -89,7 +89,7 @@ class Claims:
                 if not broad:
                     break
                 continue
-            started += await self._claim(shard, wants, limit - started, broad=broad)
+            started += await self._claim(shard, wants, running.free, broad=broad)
             if self.stopping or not running.free or self._making_room:
                 break
         if started and broad and self._backlog.shards():
