@@ -57,6 +57,15 @@ async def test_what_is_missing_is_left_to_the_relay(database, queue, reconcile):
     assert (0, 1) == (sum(again.found.values()), again.on_its_way)
 
 
+async def test_a_job_whose_stored_form_is_damaged_is_missing_and_comes_back(database, queue, reconcile):
+    await both(database, queue, row(queue.namespace, "a"), row(queue.namespace, "b"))
+    await queue.link.call("HSET", queue.keys[0].fixed["jobs"], "mail/a", b"12345")
+    assert {Difference.missing: 1} == (await reconcile()).repaired
+    await hydrate(queue, (await read_rows(database))["a"]._asdict())
+    [job] = await Views(queue).get_many([key("a")])
+    assert (JobState.scheduled, [1]) == (job and job.state, await queue.quarantine_sizes())
+
+
 async def test_what_has_ended_is_not_run_again(database, queue, reconcile):
     ended = row(queue.namespace, "a", due_ms=now_ms() - 1)
     await both(database, queue, ended)

@@ -128,30 +128,43 @@ async def test_an_outcome_is_not_given_up_while_the_server_is_away(own_server, m
 # -- the store --------------------------------------------------------------------------------------------
 
 
-async def test_of_a_batch_only_what_is_refused_is(store, views):
+@pytest.fixture
+async def refusing(store):
     """
-    Another program has overwritten a key that the reply of one job is made of.
+    Three leases, and a server that refuses to end the second: another program has overwritten a key that its
+    reply is made of.
     """
-    asking = b'{"reply_to":"me"}'
     for id_ in ("one", "bad", "two"):
-        await enqueue(
-            store, id_, payload=b"x" * (5_000 if id_ == "bad" else 5), envelope=asking, ttr_ms=60_000
-        )
+        payload = b"x" * (5_000 if id_ == "bad" else 5)
+        await enqueue(store, id_, payload=payload, envelope=b'{"reply_to":"me"}', ttr_ms=60_000)
     leases = await claim(store)
     bodies = store.keys[0].fixed["bodies"]
     await store.link.call("RENAME", bodies, f"{bodies}:aside")
     await store.link.call("SET", bodies, "no hash")
-    words = await store.finish("ack", 0, [Finish(lease, 0, (b"1",)) for lease in leases])
-    assert dict(zip(ids(leases), [b"ok", StoreUnavailable, b"ok"], strict=True)) == {
-        lease.key.id: word if isinstance(word, bytes) else type(word)
-        for lease, word in zip(leases, words, strict=True)
-    }
-    ends = await asyncio.gather(*(store.ack(lease, b"1") for lease in leases), return_exceptions=True)
+    return leases
+
+
+async def test_of_a_batch_only_what_is_refused_is(store, views, refusing):
+    words = await store.finish("ack", 0, [Finish(lease, 0, (b"1",)) for lease in refusing])
+    assert (["one", "bad", "two"], b"ok", StoreUnavailable, b"ok") == (
+        *(ids(refusing), words[0], type(words[1]), words[2]),
+    )
+    ends = await asyncio.gather(*(store.ack(lease, b"1") for lease in refusing), return_exceptions=True)
     assert [None, StoreUnavailable, None] == [end and type(end) for end in ends]
+    bodies = store.keys[0].fixed["bodies"]
     await store.link.call("RENAME", f"{bodies}:aside", bodies)
-    for lease in leases:
+    for lease in refusing:
         await store.ack(lease, b"1")
         assert JobState.succeeded is (await views.get(lease.key)).state
+
+
+async def test_a_batch_of_spark_gives_up_what_is_refused(store, refusing, caplog):
+    pytest.importorskip("pyspark")
+    from duly.spark.work.saving import Saver
+
+    stored, lost = await Saver(store).save({"ack": [Finish(lease, 0, (b"1",)) for lease in refusing]})
+    assert (2, ["bad"]) == (stored, [finish.lease.key.id for finish in lost])
+    assert 1 == len(given_up(caplog))
 
 
 async def test_what_says_how_the_server_is_and_not_what_it_was_sent_is_no_refusal(own_server):
