@@ -81,7 +81,7 @@ def late_figures(
     name: str, due_ms: Mapping[int, float], runs: Iterable[Run], cut_s: float
 ) -> dict[str, float]:
     """
-    How late jobs began.  One that had not begun at *cut_s* is taken to begin then, and is counted.
+    How late jobs began.  One that had not begun at *cut_s* is taken to begin then; their share is told.
     """
     begun: dict[int, float] = {}
     for run in runs:
@@ -92,7 +92,7 @@ def late_figures(
         f"{name}_p50": percentile(late_ms, 0.5) or 0.0,
         f"{name}_p99": percentile(late_ms, 0.99) or 0.0,
         f"{name}_early": float(sum(each < -EARLY_MS for each in late_ms)),
-        f"{name}_unstarted": float(len(due_ms) - len(begun)),
+        f"{name}_unstarted": 1 - len(begun) / len(due_ms),
     }
 
 

@@ -4,6 +4,7 @@ The figures as bars, one panel for each.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import matplotlib as mpl
@@ -16,29 +17,24 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
+    from bench.peers.arithmetic import Figure
     from bench.peers.report import Findings, Row
 
 COLUMNS = 3
+#: Of duly or another system, and by profile.
 COLOURS = {
-    ("duly", "default"): "#f0a35e",
-    ("duly", "best"): "#d95f02",
-    ("other", "default"): "#b8c4d6",
-    ("other", "best"): "#5b7aa8",
+    (True, "default"): "#f0a35e",
+    (True, "best"): "#d95f02",
+    (False, "default"): "#b8c4d6",
+    (False, "best"): "#5b7aa8",
 }
-LEAST = 0.1  #: where a logarithmic axis begins; none is shown there
 
 
 def draw(findings: Findings, path: Path) -> None:
     """
     Write *path*, whose ending says what kind of picture it is.
     """
-    rows = [
-        row
-        for row in ROWS
-        if any(
-            findings.values(system, profile, row.key) for system in findings.systems for profile in PROFILES
-        )
-    ]
+    rows = [row for row in ROWS if row.unit != "jobs" and _figures(findings, row)]
     down = -(-len(rows) // COLUMNS)
     systems = findings.systems
     with mpl.rc_context({"font.size": 8, "svg.fonttype": "none", "svg.hashsalt": "duly"}):
@@ -60,40 +56,35 @@ def draw(findings: Findings, path: Path) -> None:
         canvas.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
+def _figures(findings: Findings, row: Row) -> dict[tuple[str, str], Figure]:
+    pairs = [(system, profile) for system in findings.systems for profile in PROFILES]
+    found = {pair: findings.figure(*pair, row.key) for pair in pairs}
+    return {pair: one for pair, one in found.items() if one is not None}
+
+
 def _panel(panel: Axes, findings: Findings, row: Row) -> None:
-    systems = findings.systems
+    systems, found = findings.systems, _figures(findings, row)
     panel.set_title(
         f"{group(row)}: {row.title} ({row.unit}, {'more' if row.more else 'less'} is better)",
         loc="left",
         fontsize=8,
     )
     panel.set_xscale("log")
-    most = LEAST
+    # From the power of ten below the least figure: a logarithmic axis has no zero to begin with.
+    least = min((one.least for one in found.values() if one.least > 0), default=1.0)
+    left = 10.0 ** math.floor(math.log10(least / 1.5))
+    panel.set_xlim(left, 6 * max(left, *(one.most for one in found.values())))
     for at, system in enumerate(systems):
-        for shift, profile in ((-0.2, "default"), (0.2, "best")):
-            found = findings.figure(system, profile, row.key)
-            if found is None:
-                panel.text(LEAST * 1.1, at + shift, "-", va="center")
+        for shift, profile in zip((-0.2, 0.2), PROFILES, strict=True):
+            y, one = at + shift, found.get((system, profile))
+            if one is None:
+                panel.text(left * 1.1, y, "-", va="center")
                 continue
-            value = max(found.median, LEAST)
-            most = max(most, found.most)
-            colour = COLOURS["duly" if system == "duly" else "other", profile]
-            panel.barh(at + shift, value, height=0.38, left=0, color=colour)
-            panel.plot(
-                [max(found.least, LEAST), max(found.most, LEAST)],
-                [at + shift] * 2,
-                color="#333333",
-                linewidth=0.8,
-            )
+            panel.barh(y, one.median, height=0.38, color=COLOURS[system == "duly", profile])
+            panel.plot([one.least, one.most], [y, y], color="#333333", linewidth=0.8)
             sign = "≥ " if findings.bounded(system, profile, row) else ""
-            panel.text(
-                max(found.most, LEAST) * 1.12,
-                at + shift,
-                sign + short(found.median),
-                va="center",
-                fontsize=6.5,
-            )
-    panel.set_xlim(LEAST, most * 6)
+            end = 1.12 * max(one.most, left)
+            panel.text(end, y, sign + short(one.median), va="center", fontsize=6.5)
     panel.set_yticks(range(len(systems)), [findings.name(system) for system in systems])
     panel.invert_yaxis()
     panel.spines[["top", "right"]].set_visible(False)

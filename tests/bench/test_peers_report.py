@@ -48,7 +48,7 @@ def test_lateness_counts_the_first_start_of_each_job_and_those_that_never_start(
     starts = [(1, 1.002), (1, 9.0), (2, 2.004), (3, 2.5), (-1, 0.1)]
     runs = [Run(n, at_s, 0) for n, at_s in starts]
     found = late_figures("late", due_ms, runs, cut_s=10.0)
-    assert {"late_p50": 2.0, "late_p99": 6_000.0, "late_early": 1, "late_unstarted": 1} == pytest.approx(
+    assert {"late_p50": 2.0, "late_p99": 6_000.0, "late_early": 1, "late_unstarted": 0.25} == pytest.approx(
         found
     )
 
@@ -80,7 +80,7 @@ def findings():
     for turn in (0, 1):
         made.note("duly", "default", turn, {"bulk": 1_000.0, "memory": 300.0, "late_p99": 2.0})
         made.note("other", "default", turn, {"bulk": 100.0 + turn, "memory": 150.0, "late_p99": 4.0})
-    made.note("other", "default", 1, {"late_unstarted": 7.0})
+    made.note("other", "default", 1, {"late_p50": 3.0, "late_unstarted": 0.02})
     made.fail("other", "default", "idle", "the worker ended\nTraceback")
     return made
 
@@ -90,7 +90,7 @@ def test_tables_say_where_others_are_better_worse_or_have_no_such_thing(findings
     assert "| other | 100 (100 to 101) (no bulk call), 0.1x |  |" in text
     assert "**150, 0.5x**" in text
     assert "- other, default: Cost for the server, memory of a waiting job: 150 bytes, 0.5x duly's" in text
-    assert "≥ 4, 2x" in text
+    assert "| other | 3 | ≥ 4, 2x |" in text
     assert "| failed |" in text
     assert "- failed, default, idle: the worker ended\n" in text
     assert "Traceback" not in text
