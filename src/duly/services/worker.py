@@ -181,13 +181,12 @@ class Worker:
             # Whatever a handler raises is its own failure: the loop would end of some of it.
             answer = Raised(error)
         run.interrupt = None
-        raised = answer.exc if isinstance(answer, Raised) else None
         if run.stopped:
             if stragglers.call_ended(run):
                 return
-            if isinstance(raised, asyncio.CancelledError):
+            if isinstance(answer, Raised) and isinstance(answer.exc, asyncio.CancelledError):
                 answer = Raised(time_over(lease))
-        elif raised is not None and is_interruption(raised, run.task):
+        elif isinstance(answer, Raised) and is_interruption(answer.exc, run.task):
             self._spawn(self._settle_cancelled(run, envelope, answer))
             return
         self._settle(run, envelope, answer)
