@@ -142,7 +142,7 @@ async def test_filters_decide_what_is_read(queue):
     # Spark applies each of them again: what is pushed down only has to be no less than needed.
     assert filters == list(reader.pushFilters(filters))
     [partition] = reader.partitions()
-    assert Part(0, (JobState.scheduled,), "due", due, due + 1) == partition.part
+    assert Part(0, (JobState.scheduled,), "due", due, due + 1, ("mail", "web")) == partition.part
     [batch] = reader.read(partition)
     assert ["full"] == batch.column("id").to_pylist()
 
@@ -169,7 +169,7 @@ async def test_jobs_that_leave_while_an_index_is_read_hide_no_others(queue):
     for id_ in ids:
         await enqueue(queue.store, id_, due_ms=later_ms)
     await enqueue(queue.store, "later", due_ms=later_ms + 1)
-    part = Part(0, (int(JobState.scheduled),), "due", high=later_ms + 1)
+    part = Part(0, (int(JobState.scheduled),), "due", high=later_ms + 1, topics=("mail",))
     seen = []
     async for page in pages._indexed(queue.store.link, queue.store.keys[0], part, 10):
         seen += [member.decode() for member, _ in page]

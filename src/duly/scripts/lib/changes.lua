@@ -338,9 +338,9 @@ end
 local function note_lanes(topic, used)
   local field = topic .. ':lanes'
   local was = redis.call('HGET', key.topics, field) or ''
-  local now = was
-  for lane in pairs(used) do
-    if not find(was, lane, 1, true) then now = now .. lane end
+  local now = ''
+  for lane = 1, ISOLATED do
+    if used[lane] or find(was, lane, 1, true) then now = now .. lane end
   end
   if now ~= was then redis.call('HSET', key.topics, field, now) end
 end
