@@ -304,7 +304,9 @@ PARTS = {
     "mark": mark_table,
     "first-record": lambda: record_table(records.BASE, ("mark", "revision", "request")),
     "record": lambda: record_table(records.HEAD, _HEAD),
-    "options": lambda: record_table(records.OPTIONS, (*records.Record._fields[1:6], "bytes of further parts")),
+    "options": lambda: record_table(
+        records.OPTIONS, (*records.Record._fields[1:6], "bytes of further parts")
+    ),
 }
 
 

@@ -12,7 +12,7 @@
 -- cost     O(1)
 
 local record = redis.call('HGET', jobs, member)
-if not record then return 'gone' end
+if not record or not is_whole(record) then return 'gone' end
 if string.byte(record) % 8 ~= RUNNING or fence_of(record) ~= fence then return 'lost' end
 redis.call('HSET', progress, member, value)
 return 'ok'

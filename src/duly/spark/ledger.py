@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ENDED = ("succeeded", "dead", "cancelled")
 ENDINGS = {"acked": "succeeded", "buried": "dead", "cancelled": "cancelled"}
 #: Verbs that say nothing of what becomes of a job: of topics, and what the auditor found.
-ASIDE = ("paused", "resumed", "mended")
+ASIDE = ("paused", "resumed", "mended", "quarantined")
 
 COUNTS = ("accepted", "earlier", *ENDED, "open", "difference")
 LEDGER = StructType(

@@ -18,14 +18,15 @@ local first_key
 local puts, put_count = {}, 0
 local lease_scores, lease_count = {}, 0
 local freed, freed_count, done_scores, done_count = {}, 0, {}, 0
-local due_topic, due_group, due_groups, reindexed = nil, nil, {}, {}
+local due_topic, due_group, due_groups = nil, nil, {}
+local reindexed = {}
 local verb_rows, event_verbs = {}, {}
 local row_verb, row_count, row_members, row_heads  -- of the verb that was noted last
 local put_bodies, dropped_bodies, put_outcomes, dropped_outcomes = {}, {}, {}, {}
 local dead_scores, undone, undead, unscheduled = {}, {}, {}, {}
 local STATES = {[0] = 'scheduled', 'ready', 'running', 'succeeded', 'dead', 'cancelled'}
 local taken_upto, woken, called = {}, {}, {}
-local lined_up, lined_count, dropped_entries, lanes, counts = {}, 0, {}, {}, nil
+local lined_up, lined_count, dropped_entries, used_lanes, counts = {}, 0, {}, {}, nil
 local done_weight, dead_weight
 local stops, endings = {}, {}
 
@@ -42,7 +43,7 @@ local function begin()
   if next(taken_upto) then taken_upto = {} end
   if next(woken) then woken = {} end
   if next(called) then called = {} end
-  if next(lanes) then lanes = {} end
+  if next(used_lanes) then used_lanes = {} end
   if dead_scores[1] then dead_scores = {} end
   if undone[1] then undone = {} end
   if undead[1] then undead = {} end
@@ -59,8 +60,8 @@ end
 -- Remember that a topic has jobs in a lane other than the normal one: a claim looks only into those that were used.
 local function use_lane(topic, lane)
   if lane > 0 then
-    local used = lanes[topic] or {}
-    lanes[topic], used[lane] = used, true
+    local used = used_lanes[topic] or {}
+    used_lanes[topic], used[lane] = used, true
   end
 end
 
@@ -334,7 +335,7 @@ local function count_ready(topic, change)
   end
 end
 
--- The lanes that a topic uses, as letters: only what is new is written.
+-- The lanes that a topic uses, as digits: only what is new is written.
 local function note_lanes(topic, used)
   local field = topic .. ':lanes'
   local was = redis.call('HGET', key.topics, field) or ''
@@ -404,7 +405,7 @@ local function commit(now_ms, nonce, worker)
       end
     end
   end
-  for topic, used in pairs(lanes) do note_lanes(topic, used) end
+  for topic, used in pairs(used_lanes) do note_lanes(topic, used) end
   if done_weight ~= 0 then redis.call('HINCRBY', key.meta, 'done_bytes', done_weight) end
   if dead_weight ~= 0 then redis.call('HINCRBY', key.meta, 'dead_bytes', dead_weight) end
   -- Only hints: who misses one looks again.  A user without the right to publish must not undo what is written.

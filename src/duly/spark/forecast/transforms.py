@@ -70,7 +70,7 @@ def scheduled_of(history: DataFrame) -> DataFrame:
     """
     last = F.max_by(F.struct("verb", "state", "due_ms"), F.struct("at_ms", "counter", "row"))
     return (
-        history.where(~F.col("verb").isin("paused", "resumed", "mended"))
+        history.where(~F.col("verb").isin("paused", "resumed", "mended", "quarantined"))
         .groupBy("topic", "id")
         .agg(last.alias("last"))
         .where((F.col("last.state") == "scheduled") & (F.col("last.verb") != "pruned"))

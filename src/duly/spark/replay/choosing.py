@@ -31,7 +31,7 @@ def last_events(history: DataFrame) -> DataFrame:
     """
     The last event of each job, with its times as times; that it was forgotten since is no event of its own.
     """
-    told = history.where(~F.col("verb").isin("pruned", "forgotten"))
+    told = history.where(~F.col("verb").isin("pruned", "forgotten", "quarantined"))
     return (
         with_lives(told)
         .where("last")
