@@ -348,7 +348,7 @@ end
 
 -- Jobs that crashed twice run isolated: many side by side where each gets a process of its own, else one on a worker that
 -- runs nothing else.
-for _, position in ipairs(looks) do
+local function take_isolated(position)
   if left > 0 and uses(position, ISOLATED) and is_mine(position, 0) then
     if processes[position] then
       local want = math.min(free[position], left, processes[position])
@@ -366,6 +366,18 @@ for _, position in ipairs(looks) do
     end
   end
 end
+
+-- Whether there is anything beside jobs that have to run isolated: those must not make all others wait, so a worker that
+-- may take either takes the one or the others by chance.
+local function has_others()
+  for _, position in ipairs(looks) do
+    local isolated = uses(position, ISOLATED) and redis.call('XLEN', stream(names[position], ISOLATED)) or 0
+    if due[position] or ready[position] > isolated then return true end
+  end
+  return false
+end
+local put_off = alone == '1' and chance % 2 == 1 and has_others()
+for _, position in ipairs(put_off and {} or looks) do take_isolated(position) end
 
 -- What is due goes to its stream; but where a slot is still free, nothing waits there, and it starts at once.
 -- A claim that took its fill of ready jobs moves a few only, so that none keeps the server busy for two.
@@ -443,6 +455,8 @@ for round = 1, #looks > 1 and 2 or 1 do
     end
   end
 end
+
+for _, position in ipairs(put_off and taken == 0 and looks or {}) do take_isolated(position) end
 
 for position, number in pairs(taken_of) do
   local topic, waited = names[position], from_ready[position] or 0

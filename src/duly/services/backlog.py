@@ -46,6 +46,12 @@ class Backlog:
         """
         return [shard for shard, known in enumerate(self._known) if known]
 
+    def known(self, shard: int) -> list[str]:
+        """
+        All topics that have something.
+        """
+        return list(self._known[shard])
+
     def choose(self, shard: int) -> list[str]:
         """
         Topics for one claim: a few of those that have something, by chance, so that none starves.

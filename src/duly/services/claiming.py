@@ -9,11 +9,11 @@ import random
 import time
 from typing import TYPE_CHECKING, Any
 
-from duly.services.backlog import Backlog
+from duly.services.backlog import CHOSEN, Backlog
 from duly.store import PER_CALL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine
+    from collections.abc import Callable, Collection, Coroutine, Iterable
 
     from duly.handlers import Handler
     from duly.job import Lease
@@ -112,8 +112,15 @@ class Claims:
         """
         What can be taken now, of all topics or of those that have something.
         """
-        names = self._backlog.choose(shard) if broad else self._topics()
-        handlers = (self._handler(topic) for topic in names)
+        if not broad:
+            return self._wants_of(self._topics())
+        # Those that were chosen may have no free slot of their own.
+        return (
+            self._wants_of(self._backlog.choose(shard)) or self._wants_of(self._backlog.known(shard))[:CHOSEN]
+        )
+
+    def _wants_of(self, topics: Iterable[str]) -> list[Want]:
+        handlers = (self._handler(topic) for topic in topics)
         return self._running.wants(handler for handler in handlers if handler is not None)
 
     async def _claim(self, shard: int, wants: list[Want], limit: int, *, broad: bool) -> int:

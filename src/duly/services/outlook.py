@@ -101,6 +101,13 @@ class Outlook:
         """
         self._check_s = None
 
+    def look_now(self) -> None:
+        """
+        Have everything looked at: something may have been missed.
+        """
+        self._due_s = self._mine_s = self._told_s = time.monotonic()
+        self._tell()
+
     def mine_in_s(self) -> float | None:
         """
         Seconds until this process should claim by itself what falls due, None if there is no such time.

@@ -24,6 +24,7 @@ log = logging.getLogger("duly.timer")
 ROOM_S = 0.25  #: how long the only worker may take to have room
 STAYS_S = 3.0  #: how long what is due may stand in line for the next claim of the only worker
 SCAN_SLACK = 1.25
+TOLD_AT_ONCE = 100  #: messages that are read in one call
 
 
 class Timer:
@@ -152,12 +153,15 @@ class TimerBell:
         """
         # Zero would block for ever.
         block_ms = max(1, int(self._listen_s * 1000))
-        head = ("XREAD", "COUNT", 100, "BLOCK", block_ms, "STREAMS")
+        head = ("XREAD", "COUNT", TOLD_AT_ONCE, "BLOCK", block_ms, "STREAMS")
         reply = await self._store.link.call(*head, *self._last, *self._last.values(), block_s=block_ms / 1000)
         for key, entries in reply or ():
             for entry, fields in entries:
                 self._last[key] = entry
                 self._hear(*self._shards[key], dict(zip(fields[::2], fields[1::2], strict=True)))
+            if len(entries) == TOLD_AT_ONCE:
+                # So many came at once that some may have been trimmed before they were read.
+                self._shards[key][1].look_now()
         return 0
 
     def _hear(self, shard: int, outlook: Outlook, told: dict[bytes, bytes]) -> None:
