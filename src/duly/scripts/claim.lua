@@ -348,11 +348,13 @@ end
 
 -- Jobs that crashed twice run isolated: many side by side where each gets a process of its own, else one on a worker that
 -- runs nothing else.
-local function take_isolated(position)
+local function take_isolated(position, put_off)
   if left > 0 and uses(position, ISOLATED) and is_mine(position, 0) then
     if processes[position] then
       local want = math.min(free[position], left, processes[position])
       if want > 0 then take_ready(position, ISOLATED, want) end
+    elseif alone == '1' and put_off then
+      return
     elseif alone == '1' then
       -- Beside those in processes of their own it would not be alone.
       if taken == 0 then take_ready(position, ISOLATED, 1) end
@@ -377,7 +379,7 @@ local function has_others()
   return false
 end
 local put_off = alone == '1' and chance % 2 == 1 and has_others()
-for _, position in ipairs(put_off and {} or looks) do take_isolated(position) end
+for _, position in ipairs(looks) do take_isolated(position, put_off) end
 
 -- What is due goes to its stream; but where a slot is still free, nothing waits there, and it starts at once.
 -- A claim that took its fill of ready jobs moves a few only, so that none keeps the server busy for two.
