@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("duly.batches")
 
-ALONE = 2  #: crashes after which a job is run without company
 Why = Literal["", "timeout", "drain"]
 _NONE: tuple[None, float] = (None, 0.0)
 
@@ -112,13 +111,11 @@ class Batch:
             unread,
             self._late_ms,
         )
-        company = [lease for lease in together if lease.crashes < ALONE]
-        alone = [[lease] for lease in together if lease.crashes >= ALONE]
-        for part in ([company] if company else []) + alone:
-            endings.add(await self._run_part(part, threads))
+        if together:
+            endings.add(await self._run_readable(together, threads))
         return endings
 
-    async def _run_part(self, leases: list[Lease], threads: Threads) -> Endings:
+    async def _run_readable(self, leases: list[Lease], threads: Threads) -> Endings:
         if self.given_up:
             return self._unanswered(leases, self._why())
         self._call = Call(self._spark, self.handler, leases)

@@ -76,6 +76,15 @@ class Claims:
         self._held = held
         self._worker = worker
         self._role = role
+        self._room = False
+
+    @property
+    def makes_room(self) -> bool:
+        """
+        Whether nothing is claimed until all that is held has ended, so that a job can run isolated.
+        """
+        self._room = self._room and bool(self._held)
+        return self._room
 
     async def gather(self, handler: BatchHandler) -> Gathered:
         """
@@ -103,7 +112,7 @@ class Claims:
             self.total += len(gathered.leases) - before
 
     async def _fill_from(self, shard: int, gathered: Gathered) -> None:
-        while not gathered.is_full and not self.stopping:
+        while not gathered.is_full and not self.stopping and not self.makes_room:
             room = gathered.handler.max_rows - len(gathered.leases)
             fresh = await self._claim(shard, gathered.handler, room, first=not gathered.leases)
             self._held.hold(fresh)
@@ -129,4 +138,5 @@ class Claims:
             role=self._role,
         )
         self._outlooks[shard].note(claimed.look, sent_s)
+        self._room = self._room or claimed.room
         return claimed.leases

@@ -106,7 +106,9 @@ class BatchWorker:
         if gathered is not None:
             self._begin(gathered)
             return len(gathered.leases)
-        if (wait_s := self._early_s()) < self._block_s:
+        if self._claims.makes_room and self._saving is not None and not self._saving.done():
+            await asyncio.wait([self._saving])
+        elif (wait_s := self._early_s()) < self._block_s:
             await asyncio.sleep(wait_s)
         else:
             await self._store.wait([handler.topic for handler in self._handlers], self._block_s)
