@@ -291,8 +291,8 @@ OPTIONS = (
     Option(
         "max_crashes",
         COUNT,
-        "how many of its runs may be lost with their worker",
-        2,
+        "how many of its runs may be lost with their worker, 3 at least",
+        5,
         "default: the handler's",
         most=255,
         kept="record",

@@ -211,7 +211,11 @@ def keys_table() -> str:
 def topic_keys_table() -> str:
     shard = keys.ShardKeys("NAMESPACE", 0)
     rows = []
-    apart = {Lane.suspect: "a job with a crash behind it", Lane.callback: "a job with a callback"}
+    apart = {
+        Lane.suspect: "a job with one crash behind it",
+        Lane.isolated: "a job with more, to run isolated",
+        Lane.callback: "a job with a callback",
+    }
     for lane in Lane:
         text = apart.get(lane, f"priority {lane.name}")
         rows.append((f"`{shard.stream('TOPIC', lane).removeprefix(shard.prefix)}`", "stream", text))
