@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
@@ -662,7 +663,7 @@ async def to_isolate(app, *ids):
     Jobs that have crashed twice.
     """
     store = await app.store()
-    now_ms = round(datetime.now(UTC).timestamp() * 1000)
+    now_ms = time.time_ns() // 1_000_000  # not rounded up, or it is not due yet
     orders = [Order(JobKey("mail", id_), b"{}", due_ms=now_ms) for id_ in ids]
     await store.hydrate([Promise(order, 1, new_request(), crashes=2) for order in orders])
 
