@@ -135,6 +135,7 @@ end
 
 -- When the worker should look for what falls due: the first of those that wait at that time, each next a little later.
 local function next_look()
+  if looks_itself ~= '1' then return '' end
   local look_ms
   for at, head in ipairs(#names > 0 and left > 0 and redis.call('ZMSCORE', next_due, unpack(names)) or {}) do
     if head and free[at] > 0 and places[at] <= STANDS_BY then

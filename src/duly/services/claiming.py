@@ -43,10 +43,12 @@ class Claims:
         handler: Callable[[str], Handler[..., Any] | None],
         begin: Callable[[Lease, float], Run | None],
         carry_out: Callable[[Run], Coroutine[Any, Any, None]],
+        looks: Callable[[], bool] = lambda: True,
     ) -> None:
         """
         Prepare: *begin* makes a run of a lease, or refuses it; *carry_out* is what its task does.
 
+        *looks* says whether the worker looks by itself when a job falls due: not if others should have it.
         *topics* are those of the worker, *handler* finds theirs.
         *block_s* is how long to wait where there is nothing, None for not at all.
         """
@@ -59,6 +61,7 @@ class Claims:
         self._handler = handler
         self._begin = begin
         self._carry_out = carry_out
+        self._looks = looks
         self._backlog = Backlog(store, topics)
         self._waiting = None if block_s is None else Waiting(store, running, self._backlog, block_s)
         self._wait_s = 0.0 if block_s is None else WAITS_LONGER * block_s
@@ -176,7 +179,7 @@ class Claims:
             half=running.half,
             alone=not running.runs,
             wait_s=self._wait_s,
-            looks=not broad,
+            looks=not broad and self._looks(),
             broad=broad,
             timer=running.worker,
             role=self._role,

@@ -60,7 +60,7 @@ class Outlook:
             None if look.next_lease_ms is None else base + (look.next_lease_ms - look.now_ms) / 1000
         )
         if look.places is not None:
-            self._places |= look.places
+            self._places = look.places
             self._mine_s = None if look.look_ms is None else base + (look.look_ms - look.now_ms) / 1000
         self._tell()
 

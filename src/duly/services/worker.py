@@ -108,6 +108,8 @@ class Worker:
             handler=handlers.get,
             begin=self._begin,
             carry_out=self._run,
+            # A job whose earlier run goes on here is put off: another worker may be able to begin it.
+            looks=lambda: not self._caller.stragglers.by_job,
         )
         self._caller = Caller(
             store,

@@ -98,7 +98,7 @@ class Leasing(Calls):
             *(now_ms, 0, ms_of(next_due), ms_of(next_lease), rank, peers),
             foreign=foreign == b"1",
             look_ms=ms_of(look_ms),
-            places=mine,
+            places=mine if looks else {},
             micros=micros,
         )
         open_s = None if open_ms == b"" else max(0.0, (int(open_ms) - now_ms) / 1000)
