@@ -22,6 +22,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from redis import RedisError
+
 from bench.peers.environments import HERE, SYSTEMS, Unavailable, prepare
 from bench.peers.measures import MEASURES, ONCE, QUICK, Sizes, Subject
 from bench.peers.processes import Failed
@@ -30,7 +32,7 @@ from bench.peers.server import OPTIONS, free_port, server
 from duly.bench.report import machine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 
 def compare(
@@ -39,7 +41,6 @@ def compare(
     measures: Sequence[str],
     rounds: int,
     sizes: Sizes,
-    save: Callable[[Findings], None],
 ) -> Findings:
     """
     Measure each system in turn, again and again, so that a slow minute does not fall on all rounds of one.
@@ -60,13 +61,12 @@ def compare(
         for system in systems:
             try:
                 environment = prepare(system)
-            except Unavailable as error:
+                for profile in profiles:
+                    subject = Subject(environment, profile, port, Path(scratch, system, profile))
+                    subjects[system, profile] = subject
+                    findings.add(system, profile, subject.about)
+            except (Unavailable, Failed) as error:
                 print(f"{system} is left out: {error}", file=sys.stderr)
-                continue
-            for profile in profiles:
-                subject = Subject(environment, profile, port, Path(scratch, system, profile))
-                subjects[system, profile] = subject
-                findings.add(system, profile, subject.about)
         for turn in range(rounds):
             for measure in measures:
                 if turn and measure in ONCE:
@@ -75,7 +75,7 @@ def compare(
                     began = time.monotonic()
                     try:
                         found = MEASURES[measure](subject, sizes)
-                    except Failed as error:
+                    except (Failed, RedisError, OSError) as error:
                         findings.fail(system, profile, measure, str(error))
                         told = f"failed: {error}"
                     else:
@@ -86,7 +86,6 @@ def compare(
                         f"{turn + 1}/{rounds} {measure} {system} {profile} ({took:.0f} s): {told}",
                         file=sys.stderr,
                     )
-                    save(findings)
     return findings
 
 
@@ -153,18 +152,12 @@ def main() -> int:
     signal.signal(signal.SIGTERM, leave)  # so that everything started is ended, as by Ctrl-C
     folder = asked.out or (HERE / ".quick" if asked.quick else HERE.parent)
     folder.mkdir(parents=True, exist_ok=True)
-    rough = folder / ".peers-unfinished.json"
-
-    def save(findings: Findings) -> None:
-        rough.write_text(json.dumps(findings.document), "utf-8")
-
     sizes = QUICK if asked.quick else Sizes()
     rounds = asked.rounds or (1 if asked.quick else 3)
-    findings = compare(asked.systems, asked.profiles, asked.measures, rounds, sizes, save)
+    findings = compare(asked.systems, asked.profiles, asked.measures, rounds, sizes)
     about = findings.document["about"]
     stem = folder / f"peers-{about['date']}-{about['machine']['commit']}"
     files = write(findings, stem)
-    rough.unlink(missing_ok=True)
     print(markdown(findings))
     print(*files, sep="\n")
     failed = [one for one in findings.document["systems"].values() if any(one["failed"].values())]

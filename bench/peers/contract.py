@@ -21,7 +21,9 @@ URL = os.environ.get("PEERS_URL", "")  #: the server, set by the driver
 BEST = os.environ.get("PEERS_PROFILE") == "best"  #: the best documented settings instead of the defaults
 PAD = "x" * 79  #: with the number of the job, about 100 bytes of JSON
 BATCH = 1_000  #: jobs in one call, where the caller of a bulk call has to choose
-IN_FLIGHT = 100  #: calls at once, where there is no bulk call and the client is asynchronous
+IN_FLIGHT = (
+    50  #: calls at once, where there is no bulk call; clients have pools of 100 connections by default
+)
 
 RECORD = struct.Struct("<qdq")  #: number of the job, time of its start in seconds, number of the worker
 

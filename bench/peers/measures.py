@@ -5,6 +5,7 @@ What is measured.  Each measure begins with an empty server and gives some figur
 from __future__ import annotations
 
 import random
+import shutil
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -101,8 +102,11 @@ class Subject:
         """
         self.benches += 1
         folder = self.folder / str(self.benches)
-        with server(self.port, folder) as one:
-            yield Bench(self, one, folder)
+        try:
+            with server(self.port, folder) as one:
+                yield Bench(self, one, folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)  # hundreds of append-only files would fill a disk
 
 
 class Bench:
@@ -151,11 +155,14 @@ class Bench:
 
     def check(self) -> None:
         """
-        Make sure that what was started still runs.
+        Make sure that what was started still runs, and without errors: jobs that fail are quick.
         """
         for name, process in self._started.items():
+            log = self._folder / f"{name}.log"
             if ended(process):
-                raise Failed(f"{name} ended by itself{tail(self._folder / f'{name}.log')}")
+                raise Failed(f"{name} ended by itself{tail(log)}")
+            if "Traceback" in tail(log):
+                raise Failed(f"{name} logged errors{tail(log)}")
 
     def runs(self) -> list[Run]:
         """

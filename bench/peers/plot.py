@@ -35,7 +35,7 @@ def draw(findings: Findings, path: Path) -> None:
     Write *path*, whose ending says what kind of picture it is.
     """
     rows = [row for row in ROWS if row.unit != "jobs" and _figures(findings, row)]
-    down = -(-len(rows) // COLUMNS)
+    down = max(1, -(-len(rows) // COLUMNS))
     systems = findings.systems
     with mpl.rc_context({"font.size": 8, "svg.fonttype": "none", "svg.hashsalt": "duly"}):
         canvas = Canvas(

@@ -15,7 +15,7 @@ import pytest
 
 from bench.peers import processes
 from bench.peers.environments import ROOT, SYSTEMS, Unavailable, prepare
-from bench.peers.measures import MEASURES, Sizes, Subject
+from bench.peers.measures import MEASURES, Bench, Sizes, Subject
 from bench.peers.report import PROFILES, ROWS
 from bench.peers.server import free_port
 from tests.eventually import eventually
@@ -84,6 +84,23 @@ def test_each_system_gives_every_figure(system, profile, tmp_path):
     rates = ("bulk", "single", "process_1", "process_2", "memory")
     assert [] == [key for key in rates if found[key] <= 0]
     assert (0, 0) == (found["late_unstarted"], found["sparse_unstarted"])
+
+
+async def test_a_worker_that_ends_or_logs_errors_gives_no_figure(tmp_path):
+    one = subject("duly", "default", tmp_path / "duly")
+    for script, words in (("exit 1", "ended by itself"), ("echo Traceback; sleep 600", "logged errors")):
+        one.about["commands"]["worker"] = ["sh", "-c", script]
+        with one.bench() as bench, bench.workers(1):
+            error = await eventually(lambda: complaint(bench), 60)
+        assert words in error
+
+
+def complaint(bench: Bench) -> str | bool:
+    try:
+        bench.check()
+    except processes.Failed as error:
+        return str(error)
+    return False
 
 
 @linux

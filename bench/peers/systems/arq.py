@@ -28,10 +28,10 @@ ABOUT = About(
         "`arq`: one process, 10 jobs at once, looks every 0.5 s", (f"{_DOCS}/#arq.worker.Worker",)
     ),
     best=Settings(
-        "`max_jobs=100`, `poll_delay=0.01`, results are not kept (`keep_result=0`); uvloop",
+        "`max_jobs=50`, `poll_delay=0.01`, results are not kept (`keep_result=0`); uvloop",
         (f"{_DOCS}/#arq.worker.Worker",),
     ),
-    bulk="no bulk call: `enqueue_job`, 100 calls at once",
+    bulk="no bulk call: `enqueue_job`, 50 calls at once",
     delays="`_defer_until`",
     crash="runs again after its time limit of 300 s and 10 s more",
     lacks={"bulk": "no bulk call"},
@@ -48,7 +48,7 @@ class WorkerSettings:
     functions = (noop,)
     redis_settings = _settings
     if BEST:
-        max_jobs = 100
+        max_jobs = 50
         poll_delay = 0.01
         keep_result = 0
 

@@ -64,16 +64,9 @@ def commands() -> Commands:
         "-n",
         "w{worker}@%h",
     ]
-    best = [
-        "--pool",
-        "threads",
-        "--concurrency",
-        "4",
-        "--without-gossip",
-        "--without-mingle",
-        "--without-heartbeat",
-    ]
-    return Commands([*worker, *best] if BEST else worker)
+    pool = ["--pool", "threads", "--concurrency", "4"]
+    less = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+    return Commands([*worker, *pool, *less] if BEST else worker)
 
 
 class Producer(Blocking):

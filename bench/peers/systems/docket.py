@@ -27,7 +27,7 @@ ABOUT = About(
         (f"{_DOCS}/production/",),
     ),
     best=Settings(
-        "100 jobs at once, looks every 10 ms, ended jobs are not kept (`execution_ttl=0`); uvloop",
+        "50 jobs at once, looks every 10 ms, ended jobs are not kept (`execution_ttl=0`); uvloop",
         (f"{_DOCS}/production/",),
     ),
     bulk="`add_many`",
@@ -82,7 +82,7 @@ async def work() -> None:
     async with make() as docket:
         docket.register(noop)
         async with Worker(
-            docket, concurrency=100, minimum_check_interval=look, scheduling_resolution=look
+            docket, concurrency=50, minimum_check_interval=look, scheduling_resolution=look
         ) as worker:
             await worker.run_forever()
 

@@ -28,12 +28,11 @@ ABOUT = About(
         (f"{_GUIDE}/cli.html", f"{_GUIDE}/scheduling-tasks.html"),
     ),
     best=Settings(
-        "one process, `--max-async-tasks 1000 --max-prefetch 1000 --no-parse`, uvloop; "
-        "`taskiq scheduler --update-interval 1`",
+        "one process, `--max-prefetch 100 --no-parse`, uvloop; `taskiq scheduler --update-interval 1`",
         (f"{_GUIDE}/cli.html",),
     ),
-    bulk="no bulk call: `kiq`, 100 calls at once",
-    delays="`schedule_by_time`, 100 calls at once; a process of its own sends what is due once a second",
+    bulk="no bulk call: `kiq`, 50 calls at once",
+    delays="`schedule_by_time`, 50 calls at once; a process of its own sends what is due once a second",
     crash="runs again after 10 minutes; entries of the stream are never removed",
     lacks={"bulk": "no bulk call"},
 )
@@ -54,7 +53,7 @@ def commands() -> Commands:
     worker = [taskiq, "worker", f"{module}:broker", "--log-level", "WARNING"]
     beside = [taskiq, "scheduler", f"{module}:scheduler", "--log-level", "WARNING"]
     if BEST:
-        worker += ["--workers", "1", "--max-async-tasks", "1000", "--max-prefetch", "1000", "--no-parse"]
+        worker += ["--workers", "1", "--max-prefetch", "100", "--no-parse"]
         beside += ["--update-interval", "1"]
     return Commands(worker, beside)
 
