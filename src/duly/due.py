@@ -5,6 +5,7 @@ The scheduled jobs of a shard, read: each topic has an index of its own, and lis
 from __future__ import annotations
 
 import heapq
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from duly.keys import ShardKeys
 
 TOPICS_AT_ONCE = 64  #: indexes that one call reads
+TOPICS_COUNTED = 100
 FIRST_LOOK = 16  #: members of each of them, where there are many; whoever needs more asks again
 
 Scored = tuple[bytes, bytes]  #: a member and its score
@@ -84,12 +86,18 @@ async def scheduled_behind(
     return heapq.nsmallest(limit, whole.items(), key=_order)
 
 
-async def count_due(link: Link, keys: ShardKeys, start: int, end: int) -> int:
+async def count_due(link: Link, keys: ShardKeys, bounds: Sequence[int]) -> list[int]:
     """
-    How many scheduled jobs are due from *start* on and before *end*, in milliseconds.
+    How many scheduled jobs are due from each of *bounds* on and before the next, in milliseconds.
+
+    Only the topics that are due first are counted: every read is bounded.
     """
-    topics = await link.call("ZRANGE", keys.fixed["next_due"], "-inf", f"({end}", "BYSCORE")
-    return sum([await link.call("ZCOUNT", keys.due(topic.decode()), start, f"({end}") for topic in topics])
+    upto = ("-inf", f"({bounds[-1]}", "BYSCORE", "LIMIT", 0, TOPICS_COUNTED)
+    counts = [0] * (len(bounds) - 1)
+    for topic in await link.call("ZRANGE", keys.fixed["next_due"], *upto):
+        for at, (start, end) in enumerate(pairwise(bounds)):
+            counts[at] += await link.call("ZCOUNT", keys.due(topic.decode()), start, f"({end}")
+    return counts
 
 
 def _order(scored: Scored) -> tuple[float, bytes]:
