@@ -496,7 +496,12 @@ class Link:
         return make()
 
     def _keep(self, wire: Wire) -> None:
-        (self._idle_blocking if wire.blocks else self._idle).append(wire)
+        if self._closed:
+            # Its call ended after the link did: nobody would close it any more.
+            self._wires.discard(wire)
+            wire.give_up("the link is closed")
+        else:
+            (self._idle_blocking if wire.blocks else self._idle).append(wire)
 
     async def _drop(self, wire: Wire) -> None:
         self._wires.discard(wire)

@@ -10,6 +10,7 @@ import time
 import pytest
 from redis.asyncio import UnixDomainSocketConnection
 
+from duly.connection import Link
 from duly.wire import ReplyError, Wire, WireLost
 from tests.eventually import eventually
 
@@ -80,3 +81,25 @@ async def test_idle_connections_that_were_closed_are_replaced_without_a_replay(l
     await eventually(lambda: all(wire.lost for wire in link._idle))
     other = await asyncio.wait_for(link._exchange(("CLIENT", "ID"), time.monotonic() + 10), 10)
     assert other != number
+
+
+async def test_a_connection_whose_call_ends_after_the_link_is_closed_is_closed_too(server):
+    link = Link(server.url)
+    await link.call("PING")
+    waiting = asyncio.create_task(link.call("BLPOP", "nothing", 1, block_s=1))
+    other = Link(server.url)
+    name = (await link.call("CLIENT", "ID"), await other.call("CLIENT", "ID"))
+
+    async def blocks() -> None:
+        assert b" cmd=blpop " in await other.call("CLIENT", "LIST")
+
+    await eventually(blocks)
+    await link.aclose()
+    await waiting
+    assert not link._wires
+
+    async def gone() -> None:
+        assert f"id={name[0]} ".encode() not in await other.call("CLIENT", "LIST")
+
+    await eventually(gone)
+    await other.aclose()
