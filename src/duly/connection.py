@@ -236,7 +236,7 @@ class Link:
                 # A cancelled call leaves its reply behind: the next caller must not read it.
                 await self._drop(wire)
                 raise
-            self._keep(wire)
+            await self._keep(wire)
             return reply
 
     async def _answered(self, wire: Wire, error: ReplyError) -> Exception:
@@ -253,7 +253,7 @@ class Link:
             return StoreUnavailable(
                 f"{self.place} does not allow it: {error}; check the user and password in the URL and its ACL"
             )
-        self._keep(wire)
+        await self._keep(wire)
         if error.said.startswith("Function not found"):
             return _NoFunction()
         if error.code == "OOM":
@@ -404,7 +404,7 @@ class Link:
         log.info("%s answers on a new connection, and not on %d others", self.place, len(silent))
         for wire in (*silent, *siblings):
             wire.give_up(f"no reply for {wire.idle_s():.3g} s, while a new connection is answered")
-        self._keep(fresh)
+        await self._keep(fresh)
         self._suspects.difference_update(silent)
         for idle in (self._idle, self._idle_blocking):
             lost = [wire for wire in idle if wire.lost]
@@ -495,11 +495,10 @@ class Link:
         make: Callable[[], Any] = self._pool.make_connection
         return make()
 
-    def _keep(self, wire: Wire) -> None:
+    async def _keep(self, wire: Wire) -> None:
         if self._closed:
             # Its call ended after the link did: nobody would close it any more.
-            self._wires.discard(wire)
-            wire.give_up("the link is closed")
+            await self._drop(wire)
         else:
             (self._idle_blocking if wire.blocks else self._idle).append(wire)
 
