@@ -289,6 +289,8 @@ class StoreMachine(RuleBasedStateMachine):
                 assert not [row for row in left if row.order.key.topic == want.topic]
                 self._check_rest(want, taken, promoted, worker, alone=alone, callbacks=callbacks)
         self._check_room(claimed.room, isolated, worker, certain=not (again or alone or taken))
+        if self.model.room[0] == worker and self._alone(wants, taken):
+            self.model.room = ("", 0)
         for want in wants:
             self.model.waiting[want.topic, worker] = self.model.now + wait_s * 1000
         return multiple(*taken)

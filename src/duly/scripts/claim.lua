@@ -359,7 +359,10 @@ local function take_isolated(position, put_off)
     elseif alone == '1' then
       -- Beside those in processes of their own it would not be alone.
       if taken == 0 then take_ready(position, ISOLATED, 1) end
-      if (taken_of[position] or 0) > 0 then left = 0 end
+      if (taken_of[position] or 0) > 0 then
+        left = 0
+        if string.match(redis.call('HGET', meta, 'room') or '', '^%S+') == worker then redis.call('HDEL', meta, 'room') end
+      end
     elseif redis.call('XLEN', stream(names[position], ISOLATED)) > 0 then
       local holder, until_ms = string.match(redis.call('HGET', meta, 'room') or '', '^(%S+) (%d+)$')
       if not holder or holder == worker or tonumber(until_ms) <= now then
@@ -379,7 +382,9 @@ local function has_others()
   end
   return false
 end
+-- A worker that ended what it ran to make room for one takes it.
 local put_off = alone == '1' and chance % 2 == 1 and has_others()
+  and string.match(redis.call('HGET', meta, 'room') or '', '^%S+') ~= worker
 for _, position in ipairs(looks) do take_isolated(position, put_off) end
 
 -- What is due goes to its stream; but where a slot is still free, nothing waits there, and it starts at once.
