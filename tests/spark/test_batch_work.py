@@ -411,7 +411,9 @@ async def test_jobs_of_a_lost_driver_come_back_together_and_those_that_crashed_a
         await lost.link.aclose()
     async with driving(app, spark):
         await ended(app, "crash", count)
-    assert sorted(sizes) in ([1, count - 1], [1, count // 2 - 1, count // 2])
+    # Together, in a few batches and not in a hundred small ones; how many depends on what a claim met just then.
+    assert (1, count) == (min(sizes), sum(sizes))
+    assert len(sizes) <= 8
     assert 2 == (await app.job(*twice.key).get()).crashes
 
 
