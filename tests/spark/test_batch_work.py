@@ -411,7 +411,7 @@ async def test_jobs_of_a_lost_driver_come_back_together_and_those_that_crashed_a
         await lost.link.aclose()
     async with driving(app, spark):
         await ended(app, "crash", count)
-    # Together, in a few batches and not in a hundred small ones; how many depends on what a claim met just then.
+    # Together, in a few batches and not in many small ones; how many depends on what a claim met just then.
     assert (1, count) == (min(sizes), sum(sizes))
     assert len(sizes) <= 8
     assert 2 == (await app.job(*twice.key).get()).crashes
