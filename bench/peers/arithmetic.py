@@ -82,6 +82,8 @@ def late_figures(
 ) -> dict[str, float]:
     """
     How late jobs began.  One that had not begun at *cut_s* is taken to begin then; their share is told.
+
+    A job that began early is as wrong as one that is late: it counts by how early it was.
     """
     begun: dict[int, float] = {}
     for run in runs:
@@ -89,8 +91,8 @@ def late_figures(
             begun[run.n] = min(run.at_s, begun.get(run.n, run.at_s))
     late_ms = [1000 * begun.get(n, cut_s) - due for n, due in due_ms.items()]
     return {
-        f"{name}_p50": percentile(late_ms, 0.5) or 0.0,
-        f"{name}_p99": percentile(late_ms, 0.99) or 0.0,
+        f"{name}_p50": percentile([abs(each) for each in late_ms], 0.5) or 0.0,
+        f"{name}_p99": percentile([abs(each) for each in late_ms], 0.99) or 0.0,
         f"{name}_early": float(sum(each < -EARLY_MS for each in late_ms)),
         f"{name}_unstarted": 1 - len(begun) / len(due_ms),
     }

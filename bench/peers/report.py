@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 PROFILES = ("default", "best")
+SAME = 0.02  #: a ratio that is no further from 1 is a tie
 
 
 @dataclass(frozen=True)
@@ -160,9 +161,11 @@ class Findings:
 
 def beats(found: Figure, row: Row) -> bool:
     """
-    Whether a figure is better than duly's.
+    Return whether a figure is better than duly's.
     """
-    return found.ratio is not None and (found.ratio > 1 if row.more else found.ratio < 1)
+    if found.ratio is None:
+        return False
+    return found.ratio > 1 + SAME if row.more else found.ratio < 1 - SAME
 
 
 def short(value: float) -> str:
@@ -207,8 +210,8 @@ def markdown(findings: Findings) -> str:
         + f"; interleaved rounds: {about['rounds']}.",
         "",
         "A cell has the median, the least and the most of the rounds, and the ratio to duly's figure with",
-        "the same kind of settings. Bold is better than duly. ≥ is a lower bound: jobs had not started when",
-        "the measure ended.",
+        "the same kind of settings. Bold is better than duly by more than 2 %. ≥ is a lower bound: jobs had not",
+        "started when the measure ended.",
     ]
     for profile in PROFILES:
         for heading, rows in GROUPS.items():

@@ -43,12 +43,12 @@ def test_a_quantity_is_interpolated_between_samples():
     assert [1.0, 1.5, 4.0, 6.0, 6.0] == [between(samples, at_s) for at_s in (9, 11, 13, 14, 20)]
 
 
-def test_lateness_counts_the_first_start_of_each_job_and_those_that_never_start():
+def test_lateness_counts_first_starts_early_ones_by_their_distance_and_jobs_that_never_start():
     due_ms = {n: 1_000 * n for n in range(1, 5)}
-    starts = [(1, 1.002), (1, 9.0), (2, 2.004), (3, 2.5), (-1, 0.1)]
+    starts = [(1, 1.002), (1, 9.0), (2, 2.004), (3, 2.9), (-1, 0.1)]
     runs = [Run(n, at_s, 0) for n, at_s in starts]
     found = late_figures("late", due_ms, runs, cut_s=10.0)
-    assert {"late_p50": 2.0, "late_p99": 6_000.0, "late_early": 1, "late_unstarted": 0.25} == pytest.approx(
+    assert {"late_p50": 4.0, "late_p99": 6_000.0, "late_early": 1, "late_unstarted": 0.25} == pytest.approx(
         found
     )
 
@@ -78,8 +78,11 @@ def findings():
         for profile in ("default", "best"):
             made.add(system, profile, about | {"name": system, "versions": {system: "1.0"}, "lacks": lacks})
     for turn in (0, 1):
-        made.note("duly", "default", turn, {"bulk": 1_000.0, "memory": 300.0, "late_p99": 2.0})
-        made.note("other", "default", turn, {"bulk": 100.0 + turn, "memory": 150.0, "late_p99": 4.0})
+        made.note(
+            "duly", "default", turn, {"bulk": 1_000.0, "single": 1_000.0, "memory": 300.0, "late_p99": 2.0}
+        )
+        made.note("other", "default", turn, {"bulk": 100.0 + turn, "single": 1_010.0})
+        made.note("other", "default", turn, {"memory": 150.0, "late_p99": 4.0})
     made.note("other", "default", 1, {"late_p50": 3.0, "late_unstarted": 0.02})
     made.fail("other", "default", "idle", "the worker ended\nTraceback")
     return made
@@ -87,7 +90,7 @@ def findings():
 
 def test_tables_say_where_others_are_better_worse_or_have_no_such_thing(findings):
     text = markdown(findings)
-    assert "| other | 100 (100 to 101) (no bulk call), 0.1x |  |" in text
+    assert "| other | 100 (100 to 101) (no bulk call), 0.1x | 1,010, 1x |" in text
     assert "**150, 0.5x**" in text
     assert "- other, default: Cost for the server, memory of a waiting job: 150 bytes, 0.5x duly's" in text
     assert "| other | 3 | ≥ 4, 2x |" in text

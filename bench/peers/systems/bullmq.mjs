@@ -31,8 +31,8 @@ function describe() {
     packages: ["bullmq", "ioredis", "node"],
     default: { words: "`new Worker(…)`: one process, one job at once", links: [`${docs}/workers`] },
     best: {
-      words: "`concurrency: 100`, ended jobs are not kept (`removeOnComplete: true`)",
-      links: [`${docs}/workers/concurrency`, `${docs}/queues/auto-removal-of-jobs`],
+      words: "`concurrency: 300`, ended jobs are not kept (`removeOnComplete: true`)",
+      links: [`${docs}/parallelism-and-concurrency`, `${docs}/queues/auto-removal-of-jobs`],
     },
     bulk: "`addBulk`, 1,000 at a time",
     delays: "`addBulk` with `delay`",
@@ -58,7 +58,7 @@ async function work() {
   };
   const worker = new Worker("bench", handler, {
     connection: connection(),
-    ...(BEST ? { concurrency: 100 } : {}),
+    ...(BEST ? { concurrency: 300 } : {}),
   });
   worker.on("error", (error) => console.error(error));
   process.on("SIGTERM", async () => {
