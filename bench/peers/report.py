@@ -210,8 +210,8 @@ def markdown(findings: Findings) -> str:
         + f"; interleaved rounds: {about['rounds']}.",
         "",
         "A cell has the median, the least and the most of the rounds, and the ratio to duly's figure with",
-        "the same kind of settings. Bold is better than duly by more than 2 %. ≥ is a lower bound: jobs had not",
-        "started when the measure ended.",
+        "the same kind of settings. Bold is better than duly by more than 2 %. ≥ is a lower bound: jobs had",
+        "not started when the measure ended.",
     ]
     for profile in PROFILES:
         for heading, rows in GROUPS.items():
