@@ -13,11 +13,10 @@ import struct
 import threading
 import time
 
-ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  #: Crockford's base 32: no I, L, O, U
-PAIRS = tuple(high + low for high in ALPHABET for low in ALPHABET)  #: two characters for each ten bits
-
-_HALF_BITS = 40
-_HALF = 1 << _HALF_BITS
+ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  #: in the order of ASCII
+PAIRS = tuple(high + low for high in ALPHABET for low in ALPHABET)
+_PAIR = len(PAIRS)
+_HALF = len(ALPHABET) ** 7  #: more than 40 bits
 _BLOCK = 256  #: pieces drawn at a time
 
 
@@ -54,12 +53,15 @@ class _Pieces:
         self._left.clear()
 
 
-class _Ulids:
+class _Ids:
     """
-    ULIDs that grow within a process: 48 bits of time, then 80 random bits.
+    Ids that grow within a process: 8 characters of time, then 14 for 80 random bits.
 
     A new millisecond draws all 80 bits; within one (or while the clock runs
     backwards) the lower half counts up from where it was drawn.
+
+    As many bits as a ULID has, in 22 characters instead of 26: the id of a
+    waiting job stands in the server's memory twice.
     """
 
     __slots__ = ("_count", "_lock", "_ms", "_prefix")
@@ -88,30 +90,33 @@ class _Ulids:
                 self._begin(self._ms + 1)
             else:
                 self._count += 1
-            count = self._count
-            prefix = self._prefix
-        return (
-            f"{prefix}{PAIRS[count >> 30]}{PAIRS[count >> 20 & 1023]}"
-            f"{PAIRS[count >> 10 & 1023]}{PAIRS[count & 1023]}"
-        )
+            return self._prefix + _seven(self._count)
 
     def _begin(self, ms: int) -> None:
-        drawn = int.from_bytes(_tails.take())
+        high, self._count = divmod(int.from_bytes(_tails.take()), 1 << 40)
         self._ms = ms
-        self._count = drawn % _HALF
-        head = ms << _HALF_BITS | drawn >> _HALF_BITS
-        # 48 + 40 bits are 18 characters; the first pair of a ULID holds only eight bits.
-        self._prefix = "".join([PAIRS[head >> shift & 1023] for shift in range(80, -10, -10)])
+        first, rest = divmod(ms, _HALF)
+        self._prefix = ALPHABET[first] + _seven(rest) + _seven(high)
+
+
+def _seven(number: int) -> str:
+    """
+    A number in seven characters.
+    """
+    number, low = divmod(number, _PAIR)
+    number, middle = divmod(number, _PAIR)
+    first, high = divmod(number, _PAIR)
+    return f"{ALPHABET[first]}{PAIRS[high]}{PAIRS[middle]}{PAIRS[low]}"
 
 
 _tails = _Pieces(10)
 _requests = _Pieces(6)
 _nonces = _Pieces(8)
-_ulids = _Ulids()
+_ids = _Ids()
 
 
 def _after_fork() -> None:
-    for source in (_tails, _requests, _nonces, _ulids):
+    for source in (_tails, _requests, _nonces, _ids):
         source.forget()
 
 
@@ -119,6 +124,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 # Bound methods and not functions around them: each is called once for every job.
-new_id = _ulids.take  #: a job id: 26 characters, later ones sort behind earlier ones
+new_id = _ids.take  #: a job id: 22 characters, later ones sort behind earlier ones
 new_request = _requests.take  #: six bytes that tell a replayed call from a new one
 new_nonce = _nonces.take  #: eight bytes that make a token unlike any other of the same number

@@ -7,6 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+import msgspec
+
 from duly.backoff import DEFAULT, Backoff, Seconds, delay_ms, wait_ms
 from duly.codec import error_document, reason_document, signature, signature_of
 from duly.errors import UsageError
@@ -86,8 +88,7 @@ class Raised:
     exc: BaseException
 
 
-@dataclass(frozen=True, slots=True)
-class Ack:
+class Ack(msgspec.Struct, frozen=True, gc=False):
     """
     The attempt succeeded.
     """
@@ -95,8 +96,7 @@ class Ack:
     result: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class RetryLater:
+class RetryLater(msgspec.Struct, frozen=True, gc=False):
     """
     The job runs again, not before the delay is over.
     """
@@ -107,8 +107,7 @@ class RetryLater:
     counted: bool  #: whether this run counts towards max_attempts
 
 
-@dataclass(frozen=True, slots=True)
-class Buried:
+class Buried(msgspec.Struct, frozen=True, gc=False):
     """
     The job is dead.
     """

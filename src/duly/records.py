@@ -206,19 +206,23 @@ def pack_options(
 
 class Terms(NamedTuple):
     """
-    What a claim knows of its own call: the frame of the leases it brings.
+    What a claim knows of its own call and of a topic: the frame of the leases it brings.
     """
 
+    topic: str
     shard: int
     now_ms: int
     lease_ms: int
     grace_ms: int
+    ttr_ms: int  #: of jobs that have none of their own
+    resumed_ms: int  #: when the last pause of the topic ended
 
 
-def lease_of(member: bytes, record: bytes, apart: bytes, ttr_ms: int, resumed_ms: int, terms: Terms) -> Lease:
+def lease_of(member: bytes, record: bytes, apart: bytes, terms: Terms) -> Lease:
     """
     The lease that a claimed record stands for.
     """
+    topic, shard, now_ms, lease_ms, grace_ms, ttr_ms, resumed_ms = terms
     (mark, attempts, crashes, _, marks, _, _, _, token, nonce, _, started_ms, due_ms, revision, _) = (
         HEAD.unpack_from(record)
     )
@@ -229,11 +233,10 @@ def lease_of(member: bytes, record: bytes, apart: bytes, ttr_ms: int, resumed_ms
         ttr_ms = own_ttr_ms or ttr_ms
         at += OPTIONS.size + size
     body = apart if mark >= 128 else record[at:]
-    topic, _, id_ = member.decode().partition("/")
     return Lease(
-        JobKey(topic, id_),
-        terms.shard,
-        _waits_in(mark, crashes),
+        JobKey(topic, member[len(topic) + 1 :].decode()),
+        shard,
+        _waits_in(mark, crashes) if crashes else _LANES[mark >> 3 & 3],
         revision,
         token,
         nonce,
@@ -241,7 +244,7 @@ def lease_of(member: bytes, record: bytes, apart: bytes, ttr_ms: int, resumed_ms
         crashes,
         due_ms,
         started_ms,
-        terms.now_ms + min(terms.lease_ms, ttr_ms + terms.grace_ms),
+        now_ms + min(lease_ms, ttr_ms + grace_ms),
         ttr_ms,
         max(due_ms, resumed_ms),
         body[envelope_bytes:] if envelope_bytes else body,
@@ -252,10 +255,10 @@ def lease_of(member: bytes, record: bytes, apart: bytes, ttr_ms: int, resumed_ms
 
 def _waits_in(mark: int, crashes: int) -> Lane:
     """
-    The lane that a job waited in: see lib/records.lua.
+    The lane that a job waited in that has crashed: see lib/records.lua.
     """
     lane = _LANES[mark >> 3 & 3]
-    if not crashes or lane is Lane.callback:
+    if lane is Lane.callback:
         return lane
     return Lane.suspect if crashes == 1 else Lane.isolated
 

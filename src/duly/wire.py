@@ -68,7 +68,9 @@ class Wire(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reader = Reader(replyError=ReplyError)
         self._reply: asyncio.Future[Any] | None = None
-        self._timer: asyncio.TimerHandle  #: of the call under way
+        self._timer: asyncio.TimerHandle | None = None  #: looks whether the call under way is overdue
+        self._overdue_s = 0.0  #: when it will be
+        self._overdue: Callable[[Wire], None] = _give_up  #: what is done then
         self.lost = False
         self.blocks = False  #: carries calls that wait on the server
         self.deadline_s = 0.0  #: when the call under way is given up, for who looks after it
@@ -103,11 +105,10 @@ class Wire(asyncio.Protocol):
         if len(packed) > LARGE:
             limit_s += len(packed) / SLOWEST
         self.sent_s = monotonic()
-        self._timer = self._loop.call_later(limit_s, overdue or _give_up, self)
+        self.wait_on(limit_s, overdue)
         try:
             answer = await reply
         finally:
-            self._timer.cancel()
             self._reply = None
         if isinstance(answer, ReplyError):
             raise answer
@@ -115,9 +116,26 @@ class Wire(asyncio.Protocol):
 
     def wait_on(self, for_s: float, overdue: Callable[[Wire], None] | None = None) -> None:
         """
-        Give the call under way more time.
+        Give the call under way so much time from now on.
         """
-        self._timer = self._loop.call_later(for_s, overdue or _give_up, self)
+        self._overdue_s, self._overdue = self._loop.time() + for_s, overdue or _give_up
+        # One that looks before then looks again: a timer for each call would cost more than its sending.
+        if self._timer is None or self._timer.when() > self._overdue_s:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._overdue_s, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if not self.waiting:
+            return
+        if self._loop.time() < self._overdue_s:
+            self._set_timer()
+        else:
+            self._overdue(self)
 
     @property
     def waiting(self) -> bool:
@@ -162,6 +180,8 @@ class Wire(asyncio.Protocol):
         Break the connection, and tell the call under way why.
         """
         self.lost = True
+        if self._timer is not None:
+            self._timer.cancel()
         self._transport.abort()
         if self._reply is not None and not self._reply.done():
             self._reply.set_exception(WireLost(why))
@@ -171,6 +191,8 @@ class Wire(asyncio.Protocol):
         Close, without waiting for anything.
         """
         self.lost = True
+        if self._timer is not None:
+            self._timer.cancel()
         await self._connection.disconnect(nowait=True)
 
 

@@ -11,7 +11,7 @@ from duly.job import JobKey, Order
 from duly.store import Want
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from duly.job import Lease, Placed
     from duly.store import Store
@@ -61,7 +61,7 @@ class LossyLink(Link):
     """
 
     lose = False  #: lose the first reply to each script call
-    between: Callable[[], None] | None = None  #: called between the two
+    between: Callable[[], Awaitable[None] | None] | None = None  #: called between the two
     last: tuple[str, Sequence[str], Sequence[Any]]  #: the last script call
     lost: Any  #: the last reply that was lost
     resend: tuple[str, Sequence[str], Sequence[Any]] | None = None  #: sent once more instead of the next call
@@ -77,8 +77,8 @@ class LossyLink(Link):
             self.lost = await super().run(name, keys, args, again=again)
             if not self.lose:
                 return self.lost
-        if self.between:
-            self.between()
+        if self.between and (done := self.between()) is not None:
+            await done
         return await super().run(name, keys, again or args)
 
 

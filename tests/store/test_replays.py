@@ -13,7 +13,7 @@ from duly.connection import Link
 from duly.errors import JobNotFound, LeaseLost, OutcomeUnknown, StoreUnavailable
 from duly.feed import Feed
 from duly.group import MAX_JOBS
-from duly.job import JobState
+from duly.job import JobState, Lane
 from duly.namespace import create
 from duly.scripts import library
 from duly.store import Store, Want
@@ -71,15 +71,33 @@ async def test_the_same_enqueue_again_gets_the_first_answer_and_makes_no_second_
 
 
 async def test_the_same_enqueue_again_still_says_created_when_the_job_has_moved_on(store, link, clock):
-    first = await enqueue(store, "a", delay_ms=100, on_conflict="raise")
+    # Of a lane of its own, so that it is one call: see the next test for what is two.
+    wish = {"delay_ms": 100, "on_conflict": "raise", "lane": Lane.high}
+    first = await enqueue(store, "a", **wish)
     call = link.last
     clock.advance(ms=100)
     [lease] = await claim(store)
     for state in (JobState.running, JobState.succeeded):
         link.resend = call
-        again = await enqueue(store, "a", delay_ms=100, on_conflict="raise")
+        again = await enqueue(store, "a", **wish)
         assert ("created", first.revision, state) == (again.word, again.revision, again.state)
         await store.ack(lease)
+
+
+@pytest.mark.parametrize("on_conflict", ["keep", "raise"])
+async def test_a_usual_enqueue_whose_reply_is_lost_says_created_when_the_job_has_ended(
+    store, link, views, feed, on_conflict
+):
+    async def run_it():
+        link.lose, link.between = False, None
+        [lease] = await claim(store)
+        await store.ack(lease)
+
+    link.lose, link.between = True, run_it
+    placed = await enqueue(store, "a", on_conflict=on_conflict)
+    job = await views.get(key("a"))
+    assert ("created", job.revision, JobState.succeeded) == (placed.word, placed.revision, placed.state)
+    assert {"enqueued": 1, "claimed": 1, "acked": 1} == await verbs(feed)
 
 
 async def test_a_batch_again_answers_for_each_job_as_before(store, link):
@@ -197,7 +215,8 @@ async def test_the_same_cancel_again_cancels_once(store, link, feed):
 async def test_a_closed_job_that_retains_nothing_leaves_a_stub_for_a_minute(
     store, link, clock, views, look, size
 ):
-    await enqueue(store, "a", retain_s=0, payload=b"x" * size)
+    wish = {"retain_s": 0, "payload": b"x" * size, "lane": Lane.high}
+    await enqueue(store, "a", **wish)
     enqueued = link.last
     [lease] = await claim(store)
     await store.ack(lease, b'"secret"')
@@ -207,7 +226,7 @@ async def test_a_closed_job_that_retains_nothing_leaves_a_stub_for_a_minute(
     assert (0, False) == await store.prune(0)
     await store.ack(lease)
     link.resend = enqueued
-    assert "created" == (await enqueue(store, "a", retain_s=0, payload=b"x" * size)).word
+    assert "created" == (await enqueue(store, "a", **wish)).word
     assert ["JobNotFound"] == [type(answer).__name__ for answer in await store.requeue([key("a")])]
     look()
     clock.advance(ms=1)
@@ -223,7 +242,7 @@ async def test_a_closed_job_that_retains_nothing_leaves_a_stub_for_a_minute(
 @pytest.mark.parametrize("where", CUTS)
 async def test_an_enqueue_makes_one_job_wherever_the_wire_is_cut(far, proxy, feed, look, where):
     await enqueue(far, "warm up")
-    proxy.cut(where, library().function("enqueue"))
+    proxy.cut(where, library().function("add"))
     placed = await enqueue(far, "a", delay_ms=100)
     assert (1, "created", JobState.scheduled) == (proxy.made, placed.word, placed.state)
     proxy.cut(where, library().function("enqueue"))
@@ -313,7 +332,7 @@ async def test_a_server_that_cannot_be_reached_is_unavailable_and_nothing_was_se
 @pytest.mark.parametrize("where", CUTS)
 async def test_a_reply_that_stays_lost_is_an_unknown_outcome_and_repeating_is_safe(far, proxy, feed, where):
     far.link.patience_s = 0.2
-    proxy.cut(where, library().function("enqueue"), times=1_000)
+    proxy.cut(where, library().function("add"), times=1_000)
     with pytest.raises(OutcomeUnknown, match="calling again is safe"):
         await enqueue(far, "a")
     proxy.mend()
@@ -323,7 +342,7 @@ async def test_a_reply_that_stays_lost_is_an_unknown_outcome_and_repeating_is_sa
 
 async def test_a_replay_that_is_refused_leaves_the_outcome_unknown(far, proxy, raw, views):
     await enqueue(far, "warm up")
-    proxy.cut("after", library().function("enqueue"), then=lambda: raw.config_set("maxmemory", 1))
+    proxy.cut("after", library().function("add"), then=lambda: raw.config_set("maxmemory", 1))
     try:
         with pytest.raises(OutcomeUnknown):
             await enqueue(far, "a")
@@ -335,7 +354,9 @@ async def test_a_replay_that_is_refused_leaves_the_outcome_unknown(far, proxy, r
 async def test_every_caller_in_a_group_is_told(far, proxy):
     far.link.patience_s = 0.2
     proxy.cut("after", library().function("enqueue"), times=1_000)
-    told = await asyncio.gather(*(enqueue(far, str(at)) for at in range(5)), return_exceptions=True)
+    told = await asyncio.gather(
+        *(enqueue(far, str(at), lane=Lane.high) for at in range(5)), return_exceptions=True
+    )
     assert [OutcomeUnknown] * 5 == [type(error) for error in told]
 
 

@@ -67,6 +67,39 @@ async def test_a_repeated_replace_leaves_what_others_put_there_since(mine, store
     assert about == again
 
 
+async def test_a_repeated_replace_that_made_the_job_leaves_what_others_put_there_since(mine, store):
+    async def others() -> None:
+        await enqueue(store, "a", payload=b"theirs", delay_ms=5_000, on_conflict="replace")
+
+    lose(mine, "enqueue", others)
+    placed = await mine.enqueue(order("a", payload=b"mine", delay_ms=1_000, on_conflict="replace"))
+    assert "created" == placed.word
+    [about] = await store.get([key("a")])
+    assert about[0].endswith(b"theirs")
+    await mine.link.arrive_late()
+    assert [about] == await store.get([key("a")])
+
+
+@pytest.mark.parametrize("verb", ["replace", "cancel", "reschedule"])
+async def test_a_repeated_enqueue_leaves_what_others_made_of_the_job_since(mine, store, verb):
+    async def others() -> None:
+        match verb:
+            case "replace":
+                await enqueue(store, "a", payload=b"theirs", delay_ms=5_000, on_conflict="replace")
+            case "cancel":
+                await store.cancel([key("a")])
+            case "reschedule":
+                await store.reschedule(key("a"), delay_ms=5_000)
+        mine.theirs = await store.get([key("a")])
+
+    lose(mine, "add", others)
+    placed = await mine.enqueue(order("a", payload=b"mine", delay_ms=1_000))
+    assert ("created" if verb == "cancel" else "kept") == placed.word
+    assert mine.theirs == await store.get([key("a")])
+    assert await mine.link.arrive_late() is None
+    assert mine.theirs == await store.get([key("a")])
+
+
 async def test_a_repeated_reschedule_leaves_the_time_that_others_chose_since(mine, store):
     await enqueue(store, "a", delay_ms=9_000)
 

@@ -98,7 +98,7 @@ async def test_a_claim_whose_reply_is_held_is_repeated_and_brings_its_leases(far
 async def test_a_call_whose_reply_is_held_is_made_once(far, proxy, look, verb):
     await enqueue(far, "a", delay_ms=0 if verb == "ack" else 100)
     leases = await claim(far) if verb == "ack" else []
-    proxy.cut("silent", library().function({"replace": "enqueue"}.get(verb, verb)))
+    proxy.cut("silent", library().function({"enqueue": "add", "replace": "enqueue"}.get(verb, verb)))
     match verb:
         case "enqueue":
             assert "created" == (await enqueue(far, "b")).word
@@ -117,7 +117,7 @@ async def test_a_call_whose_reply_is_held_is_made_once(far, proxy, look, verb):
 
 async def test_a_reply_that_stays_away_is_an_unknown_outcome_when_the_patience_is_over(far, proxy):
     far.link.patience_s = 1.0
-    proxy.cut("silent", library().function("enqueue"), times=1_000)
+    proxy.cut("silent", library().function("add"), times=1_000)
     with pytest.raises(OutcomeUnknown, match="calling again is safe"):
         await asyncio.wait_for(enqueue(far, "a"), 30)
     assert proxy.made > 2, "it was sent several times"
@@ -181,7 +181,7 @@ async def test_one_silent_connection_of_many_costs_one_try_and_later_calls_nothi
     for at in range(20):
         assert "created" == (await enqueue(far, str(at))).word
     assert time.monotonic() - begun_s < CONNECTIONS * SOON_S, "each silent one would have cost a try"
-    assert 1 == sum(library().function("enqueue").encode() in request for request in proxy.swallowed)
+    assert 1 == sum(library().function("add").encode() in request for request in proxy.swallowed)
 
 
 async def test_as_many_calls_as_there_are_silent_connections_all_succeed(far, proxy):
@@ -312,7 +312,7 @@ async def test_calls_that_leave_together_do_not_wait_behind_a_silent_connection(
     far.link.patience_s = 30
     monkeypatch.setattr(connection, "TRY_S", 6.0)
     await open_many(far.link, 4)
-    proxy.cut("silent", library().function("enqueue"))
+    proxy.cut("silent", library().function("add"))
     held = asyncio.create_task(enqueue(far, "held"))
     await eventually(lambda: proxy.made == 1)
     others = await asyncio.gather(*(enqueue(far, str(at)) for at in range(50)))

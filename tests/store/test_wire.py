@@ -51,6 +51,26 @@ async def test_without_a_reply_in_time_the_wire_is_given_up(wire):
         await wire.exchange(("PING",), 10)
 
 
+@pytest.mark.parametrize("before_s", [0.01, 30])
+async def test_a_call_has_its_own_time_whatever_the_one_before_had(wire, before_s):
+    await wire.exchange(("PING",), before_s)
+    began = time.monotonic()
+    with pytest.raises(WireLost, match="no reply within"):
+        await wire.exchange(("BLPOP", "nothing-here", 30), 0.1)
+    assert time.monotonic() - began >= 0.1
+
+
+async def test_a_call_is_not_given_up_when_the_time_of_the_one_before_is_over(wire):
+    await wire.exchange(("PING",), 0.05)
+    assert await wire.exchange(("BLPOP", "nothing-here", 0.2), 30) is None
+
+
+async def test_many_calls_leave_no_timers_behind(wire):
+    for _ in range(100):
+        await wire.exchange(("PING",), 30)
+    assert 1 >= len(asyncio.get_running_loop()._scheduled)
+
+
 async def test_a_wire_that_the_server_closed_knows_it_before_it_is_used(wire, raw):
     raw.client_kill_filter(_id=await wire.exchange(("CLIENT", "ID"), 10))
     await eventually(lambda: wire.lost)

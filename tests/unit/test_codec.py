@@ -264,6 +264,7 @@ def test_a_reason_document_has_the_shape_of_an_error_document():
         ("job 123e4567-e89b-12d3-a456-426614174000 gone", "job 00000000-0000-0000-0000-00000000000F gone"),
         ("commit 9fceb02d0ae598e95dc970b7 lost", "commit 1a410efbd13591db07496601 lost"),
         ("id 01ARZ3NDEKTSV4RRFFQ69G5FAV", "id 01BX5ZZKBKACTAV9WEVGEMMVRZ"),
+        ("id 0Vb8nPLl83GiIpi8b35q1H", "id 0Vb8nPMa7QwErTyUiOpAsD"),
         ("10.0.0.1:6379 refused\n\tthe call", "10.0.0.22:6380 refused the call"),
     ],
 )

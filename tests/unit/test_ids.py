@@ -10,16 +10,16 @@ from duly.ids import new_id, new_nonce, new_request
 from duly.job import check_id
 
 
-def milliseconds_of(ulid: str) -> int:
+def milliseconds_of(made: str) -> int:
     ms = 0
-    for character in ulid[:10]:
-        ms = ms * 32 + ids.ALPHABET.index(character)
+    for character in made[:8]:
+        ms = ms * 62 + ids.ALPHABET.index(character)
     return ms
 
 
-def test_an_id_is_a_ulid_and_a_valid_job_id():
+def test_an_id_is_a_valid_job_id_of_letters_and_digits():
     made = new_id()
-    assert re.fullmatch(r"[0-7][0-9A-HJKMNP-TV-Z]{25}", made)
+    assert re.fullmatch(r"[0-9A-Za-z]{22}", made)
     assert made == check_id(made)
 
 
@@ -36,22 +36,22 @@ def test_later_ids_sort_behind_earlier_ones():
 
 
 def test_ids_keep_growing_while_the_clock_runs_backwards(monkeypatch):
-    ulids = ids._Ulids()
+    made_ids = ids._Ids()
     now = 2_000_000_000_000_000_000
     monkeypatch.setattr(ids.time, "time_ns", lambda: now)
-    first = ulids.take()
+    first = made_ids.take()
     now -= 3_600_000_000_000
-    second = ulids.take()
+    second = made_ids.take()
     assert first < second
     assert milliseconds_of(first) == milliseconds_of(second)
 
 
 def test_a_full_millisecond_goes_on_in_the_next(monkeypatch):
-    ulids = ids._Ulids()
+    made_ids = ids._Ids()
     monkeypatch.setattr(ids.time, "time_ns", lambda: 2_000_000_000_000_000_000)
-    first = ulids.take()
-    ulids._count = 2**40 - 1
-    last = ulids.take()
+    first = made_ids.take()
+    made_ids._count = 62**7 - 1
+    last = made_ids.take()
     assert first < last
     assert milliseconds_of(first) + 1 == milliseconds_of(last)
 
@@ -81,7 +81,7 @@ def test_a_forked_child_does_not_repeat_its_parent():
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(writing, new_request() + new_nonce() + new_id()[10:].encode())
+        os.write(writing, new_request() + new_nonce() + new_id()[8:].encode())
         os._exit(0)
     os.waitpid(child, 0)
     told = os.read(reading, 100)
@@ -91,5 +91,5 @@ def test_a_forked_child_does_not_repeat_its_parent():
     nonces = {new_nonce() for _ in range(ids._BLOCK)}
     assert told[:6] not in requests
     assert told[6:14] not in nonces
-    assert told[14:] != new_id()[10:].encode()
-    assert 30 == len(told)
+    assert told[14:] != new_id()[8:].encode()
+    assert 28 == len(told)

@@ -228,7 +228,9 @@ def test_a_lease_and_a_job_are_the_same_with_parts_that_nobody_knows(head, order
     body, elsewhere = (b"", whole) if apart else (whole, b"")
     plain = HEAD.pack(*head) + options_of(order) + body
     later = HEAD.pack(*head) + with_parts(options_of(order), parts) + body
-    leases = [lease_of(b"mail/a", one, elsewhere, 50, 0, Terms(3, 1_000, 500, 50)) for one in (plain, later)]
+    leases = [
+        lease_of(b"mail/a", one, elsewhere, Terms("mail", 3, 1_000, 500, 50, 50, 0)) for one in (plain, later)
+    ]
     assert leases[0] == leases[1]
     assert (order.payload, head.marks >> 5) == (leases[1].payload, leases[1].half)
 
@@ -259,7 +261,9 @@ def test_a_lease_tells_what_the_record_says(head, order, ttr_ms, apart):
     head = head._replace(mark=mark + (32 if options else 0) + (128 if apart else 0))
     whole = order.envelope + order.payload
     record = HEAD.pack(*head) + options + (b"" if apart else whole)
-    lease = lease_of(b"mail/a:b", record, whole if apart else b"", ttr_ms, 77, Terms(3, 1_000, 500, 50))
+    lease = lease_of(
+        b"mail/a:b", record, whole if apart else b"", Terms("mail", 3, 1_000, 500, 50, ttr_ms, 77)
+    )
     ttr_ms = order.ttr_ms or ttr_ms
     assert (JobKey("mail", "a:b"), 3, head.revision, head.token, head.nonce) == (
         lease.key,

@@ -19,7 +19,7 @@ PARTS = sorted(
 )
 
 #: Scripts that bring work in; at the memory limit they are refused, and all others are not.
-BRING_IN = {"enqueue", "hydrate", "requeue", "reschedule", "thaw"}
+BRING_IN = {"add", "enqueue", "hydrate", "requeue", "reschedule", "thaw"}
 READ_ONLY = {"get", "page"}
 
 KEYWORDS = set(

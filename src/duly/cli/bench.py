@@ -11,7 +11,7 @@ import click
 from duly.bench import postgres
 from duly.bench.measures import MEASURES, QUICK, Sizes, installed, possible
 from duly.bench.report import document, machine, measure, table
-from duly.cli.loop import run
+from duly.cli.loop import collect_less, run
 from duly.cli.main import COMMANDS, NO, OK
 from duly.cli.options import as_json
 from duly.cli.output import print_json
@@ -51,6 +51,7 @@ def bench(
     if "record" in only:
         _need_database(record)
     names = list(only or possible(record=record is not None))
+    collect_less()  # as `duly work` does
     figures = run(measure(names, QUICK if quick else Sizes(), runs, url, record))
     if as_json:
         print_json(document(figures))

@@ -17,7 +17,9 @@ from functools import cache
 from importlib.resources import files
 
 #: What scripts share, in the order in which the parts build on each other.
-PARTS = "clock records replies changes endings arrivals promotion shares timers horizon requests".split()
+PARTS = (
+    "clock records specs replies changes endings arrivals promotion shares timers horizon requests".split()
+)
 LIBRARY_PREFIX = "duly_"  #: of the name that a library has on the server
 #: Keys that are declared together; a header names the group.
 GROUPS = {
@@ -185,6 +187,8 @@ def _parts(bodies: dict[str, str], scripts: str) -> tuple[str, dict[str, str]]:
     constants: dict[str, str] = {}
     for name, body in bodies.items():
         bodies[name], more = _without_constants(body)
+        if twice := constants.keys() & more.keys():
+            raise ValueError(f"two parts of the library name a constant {', '.join(sorted(twice))}")
         constants |= more
     scopes = []
     for name, body in bodies.items():

@@ -52,7 +52,7 @@
 -- cost     O(limit * log n + topics)
 
 -- Of a hundred claims that find work in all lanes, high comes first in 76, normal in 19 and low in 5.
-local HIGH, NORMAL, LOW, HIGH_WEIGHT, NORMAL_WEIGHT, LOW_WEIGHT = 1, 0, 2, 16, 4, 1
+local HIGH, LOW, HIGH_WEIGHT, NORMAL_WEIGHT, LOW_WEIGHT = 1, 2, 16, 4, 1
 local FIELDS, WANTS, MOVED_AT_ONCE, MOVED_AT_LEAST, TOPICS_SERVED = 6, 4, 128, 16, 8
 -- How long the other half of a group that crashed together is left to others, and how long one worker may make room.
 local HALF_MS, ROOM_MS, BROAD_MS, STANDS_BY = 100, 60000, 10000, 2
@@ -181,8 +181,8 @@ for at = 1, #names do until_of[at] = now + math.min(lease_for, ttr[at] + grace) 
 -- What this claim writes into every record: nonce, worker, started.
 local claimed_by = nonce .. worker_id .. encode(NUMBER, now)
 
--- Where options begin in what every record ends with: revision, request, options, body.
-local OPTIONS_IN_REST = 15
+-- Where options begin in what every record ends with: due, revision, request, options, body.
+local OPTIONS_IN_REST = 23
 -- A run up to its token: `fresh` has those of jobs that never ran, by their mark, which are most.
 local BEGUN, fresh = '>BHHBBI8c12', {}
 
@@ -208,8 +208,8 @@ local function is_for_others(position, due_ms)
   return true
 end
 
--- Lease a job to the worker if its body still fits into the answer; one always does.
-local function lease(member, position, mark, attempts, crashes, marks, due_ms, rest)
+-- Lease a job to the worker if its body still fits into the answer; one always does.  `due` is '' where `rest` begins with it.
+local function lease(member, position, mark, attempts, crashes, marks, due, rest)
   local size = #rest
   if mark >= 128 then size = redis.call('HSTRLEN', bodies, member) end
   if size > bytes and taken > 0 then
@@ -220,12 +220,11 @@ local function lease(member, position, mark, attempts, crashes, marks, due_ms, r
   bytes = bytes - size
   local until_ms = until_of[position]
   if mark % 64 >= 32 then
-    local _, own_ttr = decode(OPTIONS, rest, OPTIONS_IN_REST)
+    local _, own_ttr = decode(OPTIONS, rest, OPTIONS_IN_REST - #due)
     if own_ttr > 0 then until_ms = now + math.min(lease_for, own_ttr + grace) end
   end
   local at = 2 * taken + 1
-  local record = begun(mark, attempts, crashes, marks) .. encode(NUMBER, token + taken) .. claimed_by
-    .. encode(NUMBER, due_ms) .. rest
+  local record = begun(mark, attempts, crashes, marks) .. encode(NUMBER, token + taken) .. claimed_by .. due .. rest
   lease_scores[at], lease_scores[at + 1] = until_ms, member
   lease_count = at + 1
   leased[at], leased[at + 1] = member, record
@@ -270,7 +269,7 @@ local function take_ready(position, lane, want)
   for at = 1, #records do
     local entry, member, record = number_of(found[at][1]), members[at], records[at]
     local mark, attempts, crashes, marks, its_entry, expires, stays, _ = 0, 0, 0, 0, 0, 0, false, nil
-    if record and not is_whole(record) then
+    if record and (#record < HEAD_BYTES or string.byte(record) % 64 >= 32) and not is_whole(record) then
       put_aside(member, record)
       count(topic, READY, -1)
       ready[position], record = ready[position] - 1, false
@@ -280,14 +279,15 @@ local function take_ready(position, lane, want)
       if mark % 64 >= 32 then expires = wishes_of(record, mark) end
     end
     if record and mark % 8 == READY and its_entry == entry then
-      local due_ms = decode(NUMBER, record, DUE_AT)
+      -- Asked only where somebody else might have it: it is the way of every job.
+      local due_ms = (is_suspect or slots[position] > 0) and decode(NUMBER, record, DUE_AT) or 0
       if expires > 0 and expires < now then
         finish('cancelled', read(member, record), topic, CANCELLED, now, tonumber(keep_ms), '{"type":"expired"}', 'expired')
       elseif is_suspect and is_other_half(position, marks, due_ms) then
         stays = true
       elseif left <= 0 or free[position] <= 0 or (not is_suspect and is_for_others(position, due_ms)) then
         return
-      elseif lease(member, position, mark, attempts, crashes, marks, due_ms, cut(record, REVISION_AT)) then
+      elseif lease(member, position, mark, attempts, crashes, marks, '', cut(record, DUE_AT)) then
         from_ready[position] = (from_ready[position] or 0) + 1
       else
         return
@@ -407,7 +407,9 @@ local function start_or_promote(member, topic, record, due_ms, mark)
       -- Its first run: all that there is to keep is what follows the mark.
       mark, rest = mark + 64, cut(record, 2)
     end
-    if crashes == 0 and lease(member, position, mark, attempts, crashes, marks, due_ms, rest) then return true end
+    if crashes == 0 and lease(member, position, mark, attempts, crashes, marks, encode(NUMBER, due_ms), rest) then
+      return true
+    end
     mine = crashes == 0
   end
   if (mine and not moves_on) or moved >= MOVED_AT_ONCE then return false end

@@ -2,7 +2,7 @@
 -- enqueue: accept jobs, each new, kept as it was, or in place of an older one with its id.
 --
 -- moves    (new) -> scheduled or ready; with replace also any state -> scheduled or ready
--- uses     clock records replies changes endings requests
+-- uses     clock records specs replies changes endings requests
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters, limits and pauses of topics
 --          jobs      hash    member -> record
@@ -31,15 +31,14 @@
 --                    so it replaces only what nobody has changed since it was first sent; else '0'
 --          topic_count  how many topics follow
 --          topic...  their names; then for each job, all members distinct: member, spec, request with options
---                    with body; spec is 1 byte (on_conflict in the place of the state, with 4 if it asks for a
---                    reply, lane, options or not, 64 if it waits from now on) and 8 bytes of milliseconds
+--                    with body; see lib/specs.lua
 -- returns  {now_ms, revision of the first created, for each job due_ms if it was created, its revisions following
 --          each other, else '<word> <revision> <due_ms> <state>', word one of created kept replaced exists full unknown}
 -- cost     O(jobs * log n)
 
 local REPLACE, RAISE, ASKS = 1, 2, 4
 -- The first bytes of a bulk writer's requests are those of its run: its own rows may follow each other.
-local SPEC, WAITING, REQUEST_BYTES, RUN_BYTES = '>BI8', '>BI8c6I8', 6, 3
+local RUN_BYTES = 3
 
 local now_floor, now_ceil = clock(now_ms)
 if repeats == '1' then
@@ -69,12 +68,6 @@ end
 local records = redis.call('HMGET', jobs, unpack(members))
 local answers, replacing = {}, {}
 
-local function time_of(spec, ms)
-  if spec >= 64 then return ms == 0 and now_floor or now_ceil + ms end
-  -- What is past is due now, so that lateness counts from when it was accepted.
-  return ms > now_floor and ms or now_floor
-end
-
 local function current_due(job)
   if job.state == SCHEDULED then return due_score(job.member) or now_floor end
   return job[DUE]
@@ -87,7 +80,7 @@ end
 local function same(old, old_due, spec, rest, due_ms)
   if old_due ~= due_ms or old.lane ~= floor(spec / 8) % 4 or has_mark(old, BODY_DROPPED) then return false end
   local body = old.apart and redis.call('HGET', bodies, old.member) or old.body
-  return old.options .. body == cut(rest, REQUEST_BYTES + 1) and (old.options ~= '') == (spec % 64 >= 32)
+  return old.options .. body == cut(rest, REQUEST_LENGTH + 1) and (old.options ~= '') == (spec % 64 >= 32)
 end
 
 -- Take a place of a topic; only one with a limit can be full.
@@ -100,7 +93,7 @@ end
 -- An id that is taken: the first answer again, what stands, or a place in `replacing`.
 local function meet(old, at, spec, due_ms, topic)
   local on_conflict, rest, old_due = spec % ASKS, ARGV[first + 3 * at - 1], current_due(old)
-  if old.request == cut(rest, 1, REQUEST_BYTES) then
+  if old.request == cut(rest, 1, REQUEST_LENGTH) then
     answers[at] = answer_of(has_mark(old, REPLACED) and 'replaced' or 'created', old, old_due)
   elseif on_conflict ~= REPLACE then
     answers[at] = answer_of(on_conflict == RAISE and 'exists' or 'kept', old, old_due)
@@ -119,10 +112,6 @@ end
 local placed, revision = 0, take_numbers(2 * member_count)
 local entry = revision + member_count
 
-local function run_of(mark, marks, number, due_ms)
-  return encode(START, mark + 64, 0, 0, 0, marks, number) .. NOT_ENDED .. NOT_CLAIMED .. encode(NUMBER, due_ms)
-end
-
 -- What a spec says is taken apart once for all neighbours that have the same.
 local read_spec, read_topic, base, lane, asks
 
@@ -137,7 +126,7 @@ local function place(verb, at, topic, spec, number, due_ms, marks, place_due)
   local member, rest, mark, run = members[at], ARGV[first + 3 * at - 1], base, nil
   if asks then marks = marks + REPLY end
   if #rest > INLINE_BYTES then
-    local body_at = REQUEST_BYTES + 1 + (mark >= 32 and options_bytes(rest, REQUEST_BYTES + 1) or 0)
+    local body_at = REQUEST_LENGTH + 1 + (mark >= 32 and options_bytes(rest, REQUEST_LENGTH + 1) or 0)
     if #rest - body_at >= INLINE_BYTES then
       put_bodies[#put_bodies + 1] = member
       put_bodies[#put_bodies + 1] = cut(rest, body_at)
@@ -167,7 +156,7 @@ end
 for at = 1, member_count do
   local topic = only or topic_of(members[at])
   local spec, ms = decode(SPEC, ARGV[first + 3 * at - 2])
-  local due_ms = time_of(spec, ms)
+  local due_ms = time_of(spec, ms, now_floor, now_ceil)
   if records[at] and not is_whole(records[at]) then
     put_aside(members[at], records[at])
     records[at] = false
@@ -197,4 +186,4 @@ if placed == 0 then sequence = sequence_was end
 commit(now_floor, nonce)
 wake_topics(now_floor)
 local answer = {now_floor, revision, answers}
-return repeats == '1' and #replacing > 0 and remember(nonce, answer, now_floor) or answer
+return repeats == '1' and remember(nonce, answer, now_floor) or answer

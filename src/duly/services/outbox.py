@@ -125,15 +125,18 @@ class Outbox:
 
     def _next_batch(self, shard: int) -> list[tuple[Run, Finish]]:
         waiting = self._waiting[shard]
-        batch: list[tuple[Run, Finish]] = []
-        members: set[str] = set()
-        size = 0
-        for run, finish in waiting[:PER_CALL]:
-            size += len(finish.own[0])
-            # A script wants its members distinct, and not too much at once.
-            if run.member in members or (batch and size > BATCH_BYTES):
-                break
-            members.add(run.member)
-            batch.append((run, finish))
+        batch = waiting[:PER_CALL]
+        # A script wants its members distinct, and not too much at once.
+        if len({run.member for run, _ in batch}) < len(batch) or _size(batch) > BATCH_BYTES:
+            members: set[str] = set()
+            for at, (run, _) in enumerate(batch):
+                if run.member in members or (at and _size(batch[: at + 1]) > BATCH_BYTES):
+                    batch = batch[:at]
+                    break
+                members.add(run.member)
         del waiting[: len(batch)]
         return batch
+
+
+def _size(batch: list[tuple[Run, Finish]]) -> int:
+    return sum([len(finish.own[0]) for _, finish in batch])

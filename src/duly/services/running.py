@@ -104,8 +104,9 @@ class Run:
         """
         How long after it was due it started, by the server's clock: an upper bound, to the network's delay.
         """
-        late = self.lease.claimed_ms + (self.started_s - self.sent_s) * 1000 - self.lease.floor_ms
-        return max(0, round(late))
+        lease = self.lease
+        late = lease.claimed_ms + (self.started_s - self.sent_s) * 1000 - lease.floor_ms
+        return round(late) if late > 0 else 0
 
     def late_s(self) -> float:
         """
@@ -199,13 +200,14 @@ class Running:
         if not run.slot_held:
             return
         run.slot_held = False
+        lease = run.lease
         if self.meter is not None:
             run.freed_s = time.monotonic()
         self.free += 1
-        self._of_topic[run.lease.key.topic] -= 1
-        if run.lease.crashes:
+        self._of_topic[lease.key.topic] -= 1
+        if lease.crashes:
             self._count_suspect(run, -1)
-        if self._room is not None and (run.lease.crashes or run.handler.concurrency is not None):
+        if self._room is not None and (lease.crashes or run.handler.concurrency is not None):
             self._make_room()
         if self._told:
             self.tell()
@@ -214,7 +216,8 @@ class Running:
         """
         Forget a run: its outcome is stored, or is no longer ours to store.
         """
-        self.free_slot(run)
+        if run.slot_held:
+            self.free_slot(run)
         if self.meter is not None:
             self.meter.ended(run)
         if self.outcomes is not None and run.verb in _STORED:

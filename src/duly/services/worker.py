@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("duly.worker")
 
 _NO_ENVELOPE = Envelope()
+_DONE = Ack(b"")
 
 SWEEP_S = 0.05
 WORN_HANDLERS = 8  #: so many handlers that would not stop, and the process should begin anew
@@ -219,7 +220,8 @@ class Worker:
             if run.stopped == "drain":
                 self._spawn(self._save(run, answer, None))
                 return
-            run.outcome = outcome = self._decide(run, envelope, answer)
+            # Most handlers return nothing.
+            run.outcome = outcome = _DONE if answer is None else self._decide(run, envelope, answer)
             self.running.free_slot(run)
             if isinstance(outcome, Ack) and not self._hooks.any:
                 # The usual ending, with nobody else to tell.

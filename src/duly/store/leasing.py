@@ -104,18 +104,17 @@ class Leasing(Calls):
         open_s = None if open_ms == b"" else max(0.0, (int(open_ms) - now_ms) / 1000)
         if not leased:
             return Claimed([], look, open_s, room == b"1", tuple(topic.decode() for topic in rest))
-        terms = Terms(shard, now_ms, length_ms, grace_ms)
         about = {
-            want.topic.encode(): (want.ttr_ms, int(paused))
+            want.topic.encode(): Terms(
+                want.topic, shard, now_ms, length_ms, grace_ms, want.ttr_ms, int(paused)
+            )
             for want, paused in zip(wants, resumed, strict=True)
         }
         apart = dict(zip(long[::2], long[1::2], strict=True))
         leases = []
-        for at in range(0, len(leased), 2):
-            member = leased[at]
-            ttr_ms, resumed_ms = about[member[: member.index(b"/")]]
-            body = apart.get(member, b"") if apart else b""
-            leases.append(lease_of(member, leased[at + 1], body, ttr_ms, resumed_ms, terms))
+        for member, record in zip(leased[::2], leased[1::2], strict=True):
+            terms = about[member[: member.index(b"/")]]
+            leases.append(lease_of(member, record, apart.get(member, b"") if apart else b"", terms))
         return Claimed(leases, look, open_s, room == b"1", tuple(topic.decode() for topic in rest))
 
     async def wait(self, topics: Iterable[str], seconds: float) -> bool:
@@ -276,15 +275,14 @@ class Leasing(Calls):
     async def _finish_all(self, verb: Ending, shard: int, batch: Sequence[Finish]) -> list[bytes]:
         topics = dict.fromkeys([finish.lease.key.topic for finish in batch])
         rest: list[Any] = []
-        for lease, lateness_ms, own in batch:
-            late_ms = min(max(lateness_ms, 0), MAX_MS)
-            match verb:
-                case "ack":
-                    rest += (lease.key.member, lease.fence_bytes, late_ms.to_bytes(4, "big") + own[0])
-                case "release":
-                    rest += (lease.key.member, lease.fence_bytes)
-                case _:
-                    rest += (lease.key.member, lease.fence_bytes, late_ms, *own)
+        for lease, late_ms, own in batch:
+            if not 0 <= late_ms <= MAX_MS:
+                late_ms = min(max(late_ms, 0), MAX_MS)  # noqa: PLW2901  # what a record can hold of it
+            rest += (lease.key.member, lease.fence_bytes)
+            if verb == "ack":
+                rest.append(late_ms.to_bytes(4) + own[0])
+            elif verb != "release":
+                rest += (late_ms, *own)
         fixed: dict[str, Any] = {"nonce": new_nonce(), "topic_count": len(topics)}
         if verb == "ack":
             fixed["keep_ms"] = self.keeping.done_ms

@@ -13,6 +13,8 @@ PROMISE = Struct(">BQQHH")
 HAS_OPTIONS, FROM_NOW = 32, 64
 ON_CONFLICT = {"keep": 0, "replace": 1, "raise": 2}
 ASKS_FOR_REPLY = 4
+#: Bits of a spec that add.lua has no part in: a lane of its own, a reply, a job that is to be replaced.
+NOT_USUAL = 3 << 3 | ASKS_FOR_REPLY | ON_CONFLICT["replace"]
 PROMISED_REPLY = 64  #: the same for hydrate.lua and thaw.lua
 
 MAX_COUNT = 0xFFFF  #: of the runs and crashes that a record counts

@@ -13,10 +13,10 @@ from duly.errors import DulyError
 from duly.group import LATE_S, Group
 from duly.ids import new_nonce, new_request
 from duly.job import JobState, Placed
-from duly.records import options_of
+from duly.records import INLINE_BYTES, options_of
 from duly.store.answers import placed_of
 from duly.store.calls import Calls
-from duly.store.packing import ASKS_FOR_REPLY, FROM_NOW, HAS_OPTIONS, ON_CONFLICT, SPEC
+from duly.store.packing import ASKS_FOR_REPLY, FROM_NOW, HAS_OPTIONS, NOT_USUAL, ON_CONFLICT, SPEC
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -64,22 +64,13 @@ class Sending(Calls):
         return Group(send, key=_order_key, size=_order_size, halves=True, late_s=LATE_S)
 
     async def _enqueue(self, shard: int, batch: list[tuple[Order, bytes]]) -> list[Placed | DulyError]:
+        if len(batch) == 1 and (added := await self._add(shard, *batch[0])):
+            return [added]
         topics: dict[str, None] = {}
         rest: list[Any] = []
         for order, request in batch:
-            key = order.key
-            topics[key.topic] = None
-            options = options_of(order)
-            spec = order.lane << 3 | ON_CONFLICT[order.on_conflict]
-            if order.envelope.startswith(ASKING):
-                spec |= ASKS_FOR_REPLY
-            if options:
-                spec |= HAS_OPTIONS
-            if order.due_ms is None:
-                head = SPEC.pack(spec | FROM_NOW, order.delay_ms or 0)
-            else:
-                head = SPEC.pack(spec, order.due_ms)
-            rest += (key.member, head, b"".join((request, options, order.envelope, order.payload)))
+            topics[order.key.topic] = None
+            rest += (order.key.member, *_packed(order, request))
         fixed = {"nonce": new_nonce(), "topic_count": len(topics)}
         if any(order.on_conflict == "replace" for order, _ in batch):
             fixed |= {"repeats": "1", **await self._sent(shard)}
@@ -89,13 +80,49 @@ class Sending(Calls):
         placed: list[Placed | DulyError] = []
         for (order, _), answer in zip(batch, answers, strict=True):
             if type(answer) is int:
-                state = JobState.ready if answer <= now_ms else JobState.scheduled
-                placed.append(Placed(order.key, "created", revision, answer, state))
+                placed.append(_created(order.key, revision, answer, now_ms))
                 revision += 1
             else:
                 placed.append(placed_of(order.key, answer))
         self._hear(shard, now_ms, revision - 1)
         return placed
+
+    async def _add(self, shard: int, order: Order, request: bytes) -> Placed | None:
+        """
+        Accept one job the short way; None if it is none of the usual cases, and nothing was done.
+        """
+        spec, rest = _packed(order, request)
+        if spec[0] & NOT_USUAL or len(rest) > INLINE_BYTES:
+            return None
+        key = order.key
+        fixed = {"nonce": new_nonce(), "topic": key.topic, "member": key.member, "spec": spec, "rest": rest}
+        answer = await self._run("add", shard, (key.topic,), fixed)
+        if answer is None:
+            return None
+        now_ms, revision, due_ms = answer
+        self._hear(shard, now_ms, revision)
+        return _created(key, revision, due_ms, now_ms)
+
+
+def _packed(order: Order, request: bytes) -> tuple[bytes, bytes]:
+    """
+    A job as scripts are told of it: its spec, and what follows in the record.
+    """
+    options = options_of(order)
+    spec = order.lane << 3 | ON_CONFLICT[order.on_conflict]
+    if order.envelope.startswith(ASKING):
+        spec |= ASKS_FOR_REPLY
+    if options:
+        spec |= HAS_OPTIONS
+    rest = b"".join((request, options, order.envelope, order.payload))
+    if order.due_ms is None:
+        return SPEC.pack(spec | FROM_NOW, order.delay_ms or 0), rest
+    return SPEC.pack(spec, order.due_ms), rest
+
+
+def _created(key: JobKey, revision: int, due_ms: int, now_ms: int) -> Placed:
+    state = JobState.ready if due_ms <= now_ms else JobState.scheduled
+    return Placed(key, "created", revision, due_ms, state)
 
 
 def _order_key(item: tuple[Order, bytes]) -> JobKey:

@@ -164,6 +164,8 @@ class Steering(Calls):
                 await self.link.call("HDEL", keys.fixed["topics"], f"{topic}:limit")
             else:
                 share = max(1, -(-backlog // self.shards))
+                # First: add.lua looks here, and at no topic.
+                await self.link.call("HSET", keys.fixed["meta"], "limited", "1")
                 await self.link.call("HSET", keys.fixed["topics"], f"{topic}:limit", share)
 
     async def set_callback(self, topic: str, url: str | None) -> None:

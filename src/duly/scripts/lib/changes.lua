@@ -241,6 +241,7 @@ end
 local function rows_of(verb)
   local group = verb_rows[verb]
   local size, reasons = group.size, group.reasons
+  if size == 1 then return 1, group.members[1], group.heads[1], reasons and reasons[1] or '' end
   if reasons then
     for row = 1, size do reasons[row] = reasons[row] or '' end
     reasons = table.concat(reasons, '\n', 1, size)
@@ -313,11 +314,16 @@ local function tell_timers(dues, check_ms)
   redis.call('XADD', key.timer, 'MAXLEN', '~', TIMERS_TOLD, '*', 'dues', table.concat(dues, ' '), 'check_ms', check_ms)
 end
 
+-- Note when a job of a topic is due, and say whether that is before all others of it.
+local function is_sooner(topic, due_ms)
+  return redis.call('ZADD', key.next_due, 'LT', 'CH', due_ms, topic) == 1
+end
+
 local function add_due()
   local sooner = {}
   for topic, group in pairs(due_groups) do
     redis.call('ZADD', due_of(topic), unpack(group.scores, 1, group.size))
-    if redis.call('ZADD', key.next_due, 'LT', 'CH', group.earliest, topic) == 1 then
+    if is_sooner(topic, group.earliest) then
       sooner[#sooner + 1] = topic
       sooner[#sooner + 1] = group.earliest
     end

@@ -17,7 +17,7 @@
 -- record apart into a table and put it together again cost more than all commands of the script.
 
 local SCHEDULED, READY, RUNNING, SUCCEEDED, DEAD, CANCELLED = 0, 1, 2, 3, 4, 5
-local CALLBACK, SUSPECT, ISOLATED = 3, 4, 5
+local NORMAL, CALLBACK, SUSPECT, ISOLATED = 0, 3, 4, 5
 local AWAITED, REPLACED, BODY_DROPPED, ERROR_KEPT, REPLY, HALF = 1, 2, 4, 8, 16, 32
 local VERBS = {ack = 1, retry = 2, bury = 3, release = 4, recover = 5}
 local NUMBER, BASE, OPTIONS = '>I8', '>BI8c6', '>I8I4I4BI4I2'
