@@ -126,12 +126,12 @@ async def test_a_herd_is_shared_out_among_the_workers_that_wait(make_app, delay)
             # What nobody took at once is for everybody: where the machine was busy, a round shows nothing.
             if min(start for mine in fresh for start in mine) < due_s + 0.01:
                 shares.append([len(mine) for mine in fresh])
-            if len(shares) == 6:
+            if len(shares) == 20:
                 break
             await _all_wait(apps[0], 3)
     print(shares)
     assert [] == [each for each in shares if max(each) > 20]
-    assert len([each for each in shares if max(each) > 15]) <= 3
+    assert len([each for each in shares if max(each) > 15]) <= 2
 
 
 async def _send(app, jobs, delay) -> float:

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from duly.errors import DulyError, LayoutMismatch, UsageError
-from duly.job import JobKey
+from duly.job import JobKey, Order
 from duly.newjob import Limits, NewJob
 from duly.runs import Runs
 from duly.spark.schedule import schedule
@@ -92,6 +92,28 @@ async def test_the_same_run_again_is_a_replay_that_gets_the_first_answers(spark,
     batches = frame(spark, rows(700)).toArrow().to_batches()
     assert [700, 700] == [enqueue_rows(options, 1, iter(batches), "4/1").new for _ in range(2)]
     assert 0 == enqueue_rows(options, 1, iter(batches), "5/1").new
+
+
+async def test_a_task_that_runs_again_undoes_nothing_that_others_did_since(spark, queue, tmp_path):
+    from duly.spark.options import WriteOptions, read_options
+    from duly.spark.writer import enqueue_rows
+
+    store, keys = queue.store, [JobKey("mail", f"r{number}") for number in range(4)]
+    write(frame(spark, rows(4)), queue)
+    given = {"topic": "mail", "on_conflict": "replace", "rejects": str(tmp_path / "rejects")}
+    options = read_options(WriteOptions, queue.options | given)
+    changed = frame(spark, rows(4)).withColumn("payload", F.lit('"of the run"')).toArrow().to_batches()
+    seen = [int(await store.link.call("HGET", store.keys[0].fixed["meta"], "sequence"))]
+    assert 4 == enqueue_rows(options, 1, iter(changed), "4/1", seen).replaced
+    await store.enqueue(Order(keys[0], b'"theirs"', delay_ms=60_000, on_conflict="replace"))
+    await store.cancel([keys[1]])
+    await store.reschedule(keys[2], delay_ms=90_000)
+    before = await queue.everything()
+    again = enqueue_rows(options, 1, iter(changed), "4/1", seen)
+    # One that is only cancelled still is what the run made of it: the task is told so once more.
+    assert (2, 2) == (again.rejected, again.replaced)
+    assert ["the job was changed by others since the run began"] * 2 == again.examples["rejected"]
+    assert before == await queue.everything()
 
 
 async def test_replace_replaces_what_differs_and_only_that(spark, queue):

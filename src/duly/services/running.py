@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 Why = Literal["", "lost", "timeout", "drain"]
 
 APART = 8  #: processes at a time for isolated jobs of functions that have none else: each imports the program
+MUCH_MORE = 4  #: a part of the free slots: so many more are news to those who share jobs out
 _STORED = frozenset({"acked", "retried", "buried", "released"})
 
 
@@ -134,6 +135,7 @@ class Running:
         self.outcomes: Outcomes | None = None  #: where the record is told, if there is one
         self._told: list[asyncio.Future[None]] = []  #: who waits for any change
         self._room: asyncio.Future[None] | None = None
+        self._room_from = 0  #: so many free slots are room, too
 
     def wants(self, handlers: Iterable[Handler[..., Any]]) -> list[Want]:
         """
@@ -207,7 +209,9 @@ class Running:
         self._of_topic[lease.key.topic] -= 1
         if lease.crashes:
             self._count_suspect(run, -1)
-        if self._room is not None and (lease.crashes or run.handler.concurrency is not None):
+        if self._room is not None and (
+            lease.crashes or run.handler.concurrency is not None or self.free == self._room_from
+        ):
             self._make_room()
         if self._told:
             self.tell()
@@ -288,7 +292,10 @@ class Running:
         A future that is done as soon as something can be claimed that could not be before.
 
         There are slots free: what may be missing is one of a topic with a limit of its own, or a suspect's.
+        Or there is far more room than was told when this worker began to wait: what comes next is shared out
+        by what each has told.
         """
+        self._room_from = self.free + max(2, self.free // MUCH_MORE)
         if self._room is None or self._room.done():
             self._room = asyncio.get_running_loop().create_future()
         return self._room
