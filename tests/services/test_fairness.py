@@ -101,7 +101,10 @@ async def _all_wait(app, count: int, shards: int = 1) -> None:
 
     async def registered() -> None:
         for shard in range(shards):
-            told = await store.link.call("HGET", store.keys[shard].fixed["topics"], "herd:waiting") or b""
+            fields = ("HMGET", store.keys[shard].fixed["topics"], "herd:waiting", "herd:running")
+            told, running = await store.link.call(*fields)
+            assert 0 == int(running or 0)
+            told = told or b""
             slots = [int.from_bytes(told[at + 16 : at + 18]) for at in range(0, len(told), 18)]
             assert count == len([free for free in slots if free])
 
@@ -113,7 +116,7 @@ async def test_a_herd_is_shared_out_among_the_workers_that_wait(make_app, delay)
     got: list[list[float]] = [[], [], []]
     shares = []
     async with workers(make_app, 3, 40, got) as apps:
-        for turn in range(60):
+        for turn in range(200):
             before = [len(mine) for mine in got]
             jobs = [("herd", {"at": 30 * turn + at}) for at in range(30)]
             due_s = await _send(apps[0], jobs, delay)
@@ -123,15 +126,15 @@ async def test_a_herd_is_shared_out_among_the_workers_that_wait(make_app, delay)
 
             await eventually(done, 20)
             fresh = [mine[was:] for mine, was in zip(got, before, strict=True)]
-            # What nobody took at once is for everybody: where the machine was busy, a round shows nothing.
-            if min(start for mine in fresh for start in mine) < due_s + 0.01:
+            # What nobody takes at once is for everybody: where the machine was busy, a round shows nothing.
+            if max(start for mine in fresh for start in mine) < due_s + 0.02:
                 shares.append([len(mine) for mine in fresh])
             if len(shares) == 20:
                 break
             await _all_wait(apps[0], 3)
     print(shares)
     assert [] == [each for each in shares if max(each) > 20]
-    assert len([each for each in shares if max(each) > 15]) <= 2
+    assert len([each for each in shares if max(each) > 15]) <= len(shares) / 10
 
 
 async def _send(app, jobs, delay) -> float:
