@@ -42,7 +42,7 @@ local records, closed, weight = redis.call('HMGET', jobs, unpack(members)), 0, 0
 
 -- What it does to each job is `finish`, with the record cut and joined instead of taken apart.  Most runs begin alike up
 -- to their end: what is read and written there is made once for all neighbours that do.
-local begins, mark, attempts, crashes, verb, marks, start
+local begins, mark, attempts, crashes, verb, marks, start, stub
 for at = 1, total do
   local member, arg, record = members[at], first + 3 * (at - 1), records[at]
   local word = 'gone'
@@ -53,7 +53,7 @@ for at = 1, total do
   if record then
     local its_beginning = cut(record, 1, ENDED_AT - 1)
     if its_beginning ~= begins then
-      begins, start = its_beginning, nil
+      begins, start, stub = its_beginning, nil, nil
       mark, attempts, crashes, verb, marks = decode(START, record)
     end
     if mark % 128 < 64 or find(record, ARGV[arg + 1], TOKEN_AT, true) ~= TOKEN_AT then
@@ -63,7 +63,7 @@ for at = 1, total do
     else
       word = 'ok'
       local topic, until_ms, rest = only or topic_of(member), default_ms, cut(record, TOKEN_AT)
-      local late, outcome, body = ARGV[arg + 2], '', nil
+      local late, outcome, body, its_marks, its_start = ARGV[arg + 2], '', nil, marks, nil
       if #late > LATE_BYTES then late, outcome = cut(late, 1, LATE_BYTES), cut(late, LATE_BYTES + 1) end
       local told = outcome
       if marks % HALF >= REPLY then
@@ -74,18 +74,21 @@ for at = 1, total do
         if retain ~= UNKNOWN then until_ms = retain * 1000 end
       end
       if until_ms < STUB_MS then
-        until_ms, outcome = STUB_MS, ''
-        start, begins, marks = nil, nil, bit.bor(marks, BODY_DROPPED)
+        until_ms, outcome, its_marks = STUB_MS, '', bit.bor(marks, BODY_DROPPED)
+        stub = stub or encode(START, mark + 1, attempts + 1, crashes, 1, its_marks, 0)
+        its_start = stub
         rest = cut(record, TOKEN_AT, body_at(record, mark) - 1)
         if mark >= 128 then dropped_bodies[#dropped_bodies + 1] = member end
+      else
+        start = start or encode(START, mark + 1, attempts + 1, crashes, 1, marks, 0)
+        its_start = start
       end
-      start = start or encode(START, mark + 1, attempts + 1, crashes, 1, marks, 0)
-      record = start .. ended .. late .. rest
+      record = its_start .. ended .. late .. rest
       close(member, record, now + until_ms)
       note('acked', member, cut(record, 1, HEAD_BYTES))
       closed = closed + 1
-      weight = weight + weight_of(member, record, outcome, mark >= 128 and marks % 8 < BODY_DROPPED)
-      if marks > 0 or outcome ~= '' then say_ended(member, marks, outcome) end
+      weight = weight + weight_of(member, record, outcome, mark >= 128 and its_marks % 8 < BODY_DROPPED)
+      if its_marks > 0 or outcome ~= '' then say_ended(member, its_marks, outcome) end
       if body then reply(member, body, record, told) end
       if not only then
         count(topic, RUNNING, -1)
