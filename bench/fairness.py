@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import math
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,10 +25,12 @@ from matplotlib.figure import Figure as Drawing
 from duly import Duly, current_job
 from duly.bench.figure import Figure
 from duly.bench.report import table, write
+from duly.figures import percentile
 from duly.job import JobKey, Lane, Order, shard_of
 
 SHARDS, TOPICS, CONCURRENCY = (1, 2, 4, 16), (1, 2, 4), (1, 16)
 WEIGHTS = {Lane.high: 16, Lane.normal: 4, Lane.low: 1}
+FEW, MANY = 10, 1_000  #: topics of one worker
 URGENT_S = 0.02  #: between two urgent jobs
 
 
@@ -132,9 +136,33 @@ async def herd(url: str, jobs: int, foreign: int, seconds: float) -> tuple[list[
         ], slow
 
 
-def percentile(values: list[float], part: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
+async def rate(data: str, topics: int, jobs: int) -> float:
+    """
+    Jobs a second of one worker, spread over so many topics.
+    """
+    app = Duly(data=data, namespace=f"rate-{topics}-{time.time_ns()}", durability="everysec")
+    left, done = jobs, asyncio.Event()
+
+    async def run() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            done.set()
+
+    for number in range(topics):
+        app.handler(f"t{number}")(run)
+    async with app:
+        await (await app.store()).enqueue_many(
+            Order(JobKey(f"t{number % topics}", str(number)), b"{}") for number in range(jobs)
+        )
+        began = time.perf_counter()
+        work = asyncio.create_task(app.work(concurrency=1_000))
+        await asyncio.wait([work, asyncio.create_task(done.wait())], return_when=asyncio.FIRST_COMPLETED)
+        took = time.perf_counter() - began
+        work.cancel()
+        with suppress(asyncio.CancelledError):
+            await work
+    return jobs / took
 
 
 async def measure(args: argparse.Namespace) -> tuple[list[Figure], dict[str, Any]]:
@@ -147,14 +175,26 @@ async def measure(args: argparse.Namespace) -> tuple[list[Figure], dict[str, Any
             drawn["shares"][name] = list(found.values())
             figures.append(Figure(f"least share, {name}", min(found.values()), "of its share", 0.5))
             print(f"{name}: {min(found.values()):.2f}", file=sys.stderr)
+        rates: dict[int, list[float]] = {FEW: [], MANY: []}
+        for _ in range(5):
+            for topics, found_rates in rates.items():
+                found_rates.append(await rate(data, topics, args.jobs))
+        few, many = (statistics.median(found_rates) for found_rates in rates.values())
+        figures.append(Figure(f"rate with {MANY:,} topics against {FEW}", many / few, "ratio", 0.7))
     for name, foreign, jobs in (("herd", 0, args.herd), ("foreign topics", args.foreign, 10 * args.foreign)):
         with tempfile.TemporaryDirectory(prefix="duly-bench-", ignore_cleanup_errors=True) as data:
             async with Duly(data=data, durability="everysec") as keeper:
                 late, slow = await herd((await keeper.store()).link.url, jobs, foreign, args.seconds)
         drawn["herds"][name] = late
-        ms = [each for _, each in late]
+        p99 = percentile([each for _, each in late] or [math.inf], 0.99)
         figures += [
-            Figure(f"urgent p99 beside {name} of {jobs}", percentile(ms, 0.99), "ms", 20, at_least=False),
+            Figure(
+                f"urgent p99 beside {name} of {jobs}",
+                math.inf if p99 is None else p99,
+                "ms",
+                20,
+                at_least=False,
+            ),
             Figure(f"scripts over 10 ms beside {name}", slow, "scripts", 0, at_least=False),
         ]
     return figures, drawn
@@ -187,6 +227,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=2_000, help="jobs run for each shard and topic")
     parser.add_argument("--herd", type=int, default=200_000)
     parser.add_argument("--foreign", type=int, default=3_000, help="topics that nobody serves, ten jobs each")
+    parser.add_argument("--jobs", type=int, default=20_000, help="jobs run with few and with many topics")
     parser.add_argument("--seconds", type=float, default=10.0, help="how long to look at a herd")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
