@@ -220,8 +220,7 @@ class Worker:
             if run.stopped == "drain":
                 self._spawn(self._save(run, answer, None))
                 return
-            # Most handlers return nothing.
-            run.outcome = outcome = _DONE if answer is None else self._decide(run, envelope, answer)
+            run.outcome = outcome = self._decide(run, envelope, answer)
             self.running.free_slot(run)
             if isinstance(outcome, Ack) and not self._hooks.any:
                 # The usual ending, with nobody else to tell.
@@ -268,6 +267,9 @@ class Worker:
         self.finished += 1
 
     def _decide(self, run: Run, envelope: Envelope, answer: object) -> Outcome:
+        if answer is None:
+            # As of most handlers.
+            return _DONE
         return decide(run, envelope, answer, encode_result=self._encode_result, tracebacks=self._tracebacks)
 
     def _lose(self, run: Run) -> None:
