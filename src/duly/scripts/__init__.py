@@ -18,7 +18,7 @@ from importlib.resources import files
 
 #: What scripts share, in the order in which the parts build on each other.
 PARTS = (
-    "clock records specs replies changes endings arrivals promotion shares timers horizon requests".split()
+    "clock records replies changes specs endings arrivals promotion shares timers horizon requests".split()
 )
 LIBRARY_PREFIX = "duly_"  #: of the name that a library has on the server
 #: Keys that are declared together; a header names the group.

@@ -1,8 +1,8 @@
 #!lua
--- add: accept one job in the usual case: a new id, the normal lane, no limit, no reply, a body that is not long.
+-- add: accept one job of the usual kind: in the normal lane, without a reply, in the place of none, with a body that is not long.
 --
 -- moves    (new) -> scheduled or ready
--- uses     clock records specs replies changes
+-- uses     clock records replies changes specs
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters, limits and pauses of topics
 --          jobs      hash    member -> record
@@ -18,13 +18,13 @@
 --          member    of the job
 --          spec      see lib/specs.lua
 --          rest      request, options and body
--- returns  {now_ms, revision, due_ms}; nil if it is no usual case: then nothing is changed, and enqueue.lua is to be asked
+-- returns  as enqueue.lua does for one job; nil if what stands there is damaged: then enqueue.lua is to be asked
 -- cost     O(log n)
 
 local now_floor, now_ceil = clock(now_ms)
-if shard[LIMITED] then return nil end
+name_topic(topic, 1)
 local mark, ms = decode(SPEC, spec)
-local due_ms, revision = time_of(mark, ms, now_floor, now_ceil), take_numbers(2)
+local due_ms, revision, on_conflict = time_of(mark, ms, now_floor, now_ceil), take_numbers(2), mark % ASKS
 mark = mark % 64 - mark % 8
 local is_ready, head, record = due_ms <= now_floor, nil, nil
 if is_ready then
@@ -34,9 +34,14 @@ else
   head = encode(WAITING, mark, revision, rest, due_ms)
   record = encode('>BI8', mark, revision) .. rest
 end
--- Looked up and written in one.  A job that is there may be this very call's, its reply lost: enqueue.lua can tell.
-if redis.call('HSETNX', jobs, member, record) == 0 then return nil end
-name_topic(topic, 1)
+-- Looked up and written in one, where nothing is in the way.
+local is_full = shard[LIMITED] and (met.room_of(topic) or 1) < 1
+if is_full or redis.call('HSETNX', jobs, member, record) == 0 then
+  local old = redis.call('HGET', jobs, member)
+  if not old then return {now_floor, revision, {'full 0 0 0'}} end
+  if not is_whole(old) then return nil end
+  return {now_floor, revision, {(met.answer_to(read(member, old), on_conflict, rest, now_floor))}}
+end
 note('enqueued', member, head)
 emit(now_floor, nonce)
 if is_ready then
@@ -47,6 +52,6 @@ if is_ready then
 else
   redis.call('ZADD', due_of(topic), due_ms, member)
   redis.call('HINCRBY', topics, topic .. ':scheduled', 1)
-  if is_sooner(topic, due_ms) then tell_timers({topic, due_ms}, '') end
+  if redis.call('ZADD', next_due, 'LT', 'CH', due_ms, topic) == 1 then tell_timers({topic, due_ms}, '') end
 end
-return {now_floor, revision, due_ms}
+return {now_floor, revision, {due_ms}}

@@ -2,7 +2,7 @@
 -- enqueue: accept jobs, each new, kept as it was, or in place of an older one with its id.
 --
 -- moves    (new) -> scheduled or ready; with replace also any state -> scheduled or ready
--- uses     clock records specs replies changes endings requests
+-- uses     clock records replies changes specs endings requests
 -- KEYS     meta      hash    the shard's numbers
 --          topics    hash    counters, limits and pauses of topics
 --          jobs      hash    member -> record
@@ -36,7 +36,6 @@
 --          each other, else '<word> <revision> <due_ms> <state>', word one of created kept replaced exists full unknown}
 -- cost     O(jobs * log n)
 
-local REPLACE, RAISE, ASKS = 1, 2, 4
 -- The first bytes of a bulk writer's requests are those of its run: its own rows may follow each other.
 local RUN_BYTES = 3
 
@@ -51,11 +50,7 @@ local room = {}  -- where there is a limit
 for at = 1, named do
   local topic = ARGV[topic_at + at - 1]
   name_topic(topic, at)
-  local limit = redis.call('HGET', topics, topic .. ':limit')
-  if limit then
-    local was = redis.call('HMGET', topics, topic .. ':scheduled', topic .. ':ready')
-    room[topic] = limit - (was[1] or 0) - (was[2] or 0)
-  end
+  room[topic] = shard[LIMITED] and met.room_of(topic)
 end
 
 local first = topic_at + named
@@ -67,15 +62,6 @@ for at = first, #ARGV, 3 do
 end
 local records = redis.call('HMGET', jobs, unpack(members))
 local answers, replacing = {}, {}
-
-local function current_due(job)
-  if job.state == SCHEDULED then return due_score(job.member) or now_floor end
-  return job[DUE]
-end
-
-local function answer_of(word, job, due_ms)
-  return string.format('%s %d %d %d', word, job.revision, due_ms, job.state)
-end
 
 local function same(old, old_due, spec, rest, due_ms)
   if old_due ~= due_ms or old.lane ~= floor(spec / 8) % 4 or has_mark(old, BODY_DROPPED) then return false end
@@ -92,13 +78,12 @@ end
 
 -- An id that is taken: the first answer again, what stands, or a place in `replacing`.
 local function meet(old, at, spec, due_ms, topic)
-  local on_conflict, rest, old_due = spec % ASKS, ARGV[first + 3 * at - 1], current_due(old)
-  if old.request == cut(rest, 1, REQUEST_LENGTH) then
-    answers[at] = answer_of(has_mark(old, REPLACED) and 'replaced' or 'created', old, old_due)
-  elseif on_conflict ~= REPLACE then
-    answers[at] = answer_of(on_conflict == RAISE and 'exists' or 'kept', old, old_due)
+  local rest = ARGV[first + 3 * at - 1]
+  local answer, old_due = met.answer_to(old, spec % ASKS, rest, now_floor)
+  if answer then
+    answers[at] = answer
   elseif same(old, old_due, spec, rest, due_ms) then
-    answers[at] = answer_of('kept', old, old_due)
+    answers[at] = met.answer_of('kept', old, old_due)
   elseif late and old.revision > tonumber(seen) and cut(old.request, 1, RUN_BYTES) ~= cut(rest, 1, RUN_BYTES) then
     answers[at] = 'unknown 0 0 0'
   elseif old.state >= RUNNING and not has_room(topic) then

@@ -64,8 +64,20 @@ class Sending(Calls):
         return Group(send, key=_order_key, size=_order_size, halves=True, late_s=LATE_S)
 
     async def _enqueue(self, shard: int, batch: list[tuple[Order, bytes]]) -> list[Placed | DulyError]:
-        if len(batch) == 1 and (added := await self._add(shard, *batch[0])):
-            return [added]
+        answer = await self._add(shard, *batch[0]) if len(batch) == 1 else None
+        now_ms, revision, answers = answer or await self._enqueue_all(shard, batch)
+        placed: list[Placed | DulyError] = []
+        for (order, _), answer in zip(batch, answers, strict=True):
+            if type(answer) is int:
+                state = JobState.ready if answer <= now_ms else JobState.scheduled
+                placed.append(Placed(order.key, "created", revision, answer, state))
+                revision += 1
+            else:
+                placed.append(placed_of(order.key, answer))
+        self._hear(shard, now_ms, revision - 1)
+        return placed
+
+    async def _enqueue_all(self, shard: int, batch: list[tuple[Order, bytes]]) -> tuple[int, int, list[Any]]:
         topics: dict[str, None] = {}
         rest: list[Any] = []
         for order, request in batch:
@@ -76,32 +88,20 @@ class Sending(Calls):
             fixed |= {"repeats": "1", **await self._sent(shard)}
         else:
             fixed |= {"repeats": "0", "sent_ms": 0, "seen": 0}
-        now_ms, revision, answers = await self._run("enqueue", shard, topics, fixed, (*topics, *rest))
-        placed: list[Placed | DulyError] = []
-        for (order, _), answer in zip(batch, answers, strict=True):
-            if type(answer) is int:
-                placed.append(_created(order.key, revision, answer, now_ms))
-                revision += 1
-            else:
-                placed.append(placed_of(order.key, answer))
-        self._hear(shard, now_ms, revision - 1)
-        return placed
+        answer: tuple[int, int, list[Any]] = await self._run("enqueue", shard, topics, fixed, (*topics, *rest))
+        return answer
 
-    async def _add(self, shard: int, order: Order, request: bytes) -> Placed | None:
+    async def _add(self, shard: int, order: Order, request: bytes) -> tuple[int, int, list[Any]] | None:
         """
-        Accept one job the short way; None if it is none of the usual cases, and nothing was done.
+        Accept one job the short way; None if that is not for it, and nothing was done.
         """
         spec, rest = _packed(order, request)
         if spec[0] & NOT_USUAL or len(rest) > INLINE_BYTES:
             return None
         key = order.key
         fixed = {"nonce": new_nonce(), "topic": key.topic, "member": key.member, "spec": spec, "rest": rest}
-        answer = await self._run("add", shard, (key.topic,), fixed)
-        if answer is None:
-            return None
-        now_ms, revision, due_ms = answer
-        self._hear(shard, now_ms, revision)
-        return _created(key, revision, due_ms, now_ms)
+        answer: tuple[int, int, list[Any]] | None = await self._run("add", shard, (key.topic,), fixed)
+        return answer
 
 
 def _packed(order: Order, request: bytes) -> tuple[bytes, bytes]:
@@ -118,11 +118,6 @@ def _packed(order: Order, request: bytes) -> tuple[bytes, bytes]:
     if order.due_ms is None:
         return SPEC.pack(spec | FROM_NOW, order.delay_ms or 0), rest
     return SPEC.pack(spec, order.due_ms), rest
-
-
-def _created(key: JobKey, revision: int, due_ms: int, now_ms: int) -> Placed:
-    state = JobState.ready if due_ms <= now_ms else JobState.scheduled
-    return Placed(key, "created", revision, due_ms, state)
 
 
 def _order_key(item: tuple[Order, bytes]) -> JobKey:

@@ -314,16 +314,11 @@ local function tell_timers(dues, check_ms)
   redis.call('XADD', key.timer, 'MAXLEN', '~', TIMERS_TOLD, '*', 'dues', table.concat(dues, ' '), 'check_ms', check_ms)
 end
 
--- Note when a job of a topic is due, and say whether that is before all others of it.
-local function is_sooner(topic, due_ms)
-  return redis.call('ZADD', key.next_due, 'LT', 'CH', due_ms, topic) == 1
-end
-
 local function add_due()
   local sooner = {}
   for topic, group in pairs(due_groups) do
     redis.call('ZADD', due_of(topic), unpack(group.scores, 1, group.size))
-    if is_sooner(topic, group.earliest) then
+    if redis.call('ZADD', key.next_due, 'LT', 'CH', group.earliest, topic) == 1 then
       sooner[#sooner + 1] = topic
       sooner[#sooner + 1] = group.earliest
     end
