@@ -14,7 +14,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
+from duly import current_job
 from duly.job import JobKey, shard_of
+from duly.services import backlog
+from duly.services.backlog import LISTENED, NAMED
 from tests.eventually import eventually
 from tests.services.conftest import LAZY, working
 from tests.store.kit import order
@@ -78,7 +81,9 @@ async def test_each_lane_has_its_weight(make_app, busy):
 
 
 @asynccontextmanager
-async def workers(make_app, count: int, concurrency: int, got: list[list[float]], **settings):
+async def workers(
+    make_app, count: int, concurrency: int, got: list[list[float]], topics: int = 1, **settings
+):
     """
     Workers that wait, as if each were in a process of its own, and what each of them ran.
     """
@@ -91,6 +96,8 @@ async def workers(make_app, count: int, concurrency: int, got: list[list[float]]
                 mine.append(time.time())
                 await asyncio.sleep(0.05)
 
+            for other in range(1, topics):
+                app.handler(f"other-{other}")(herd.fn)
             await stack.enter_async_context(working(app, concurrency=concurrency))
         await _all_wait(apps[0], count, settings.get("shards", 1))
         yield apps
@@ -98,10 +105,11 @@ async def workers(make_app, count: int, concurrency: int, got: list[list[float]]
 
 async def _all_wait(app, count: int, shards: int = 1) -> None:
     store = await app.store()
+    name = "*" if len(app.handlers.topics()) > NAMED else "herd"
 
     async def registered() -> None:
         for shard in range(shards):
-            fields = ("HMGET", store.keys[shard].fixed["topics"], "herd:waiting", "herd:running")
+            fields = ("HMGET", store.keys[shard].fixed["topics"], f"{name}:waiting", "herd:running")
             told, running = await store.link.call(*fields)
             assert 0 == int(running or 0)
             told = told or b""
@@ -111,11 +119,12 @@ async def _all_wait(app, count: int, shards: int = 1) -> None:
     await eventually(registered)
 
 
+@pytest.mark.parametrize("topics", [1, NAMED + 1], ids=["one topic", "many topics"])
 @pytest.mark.parametrize("delay", [0, 0.2])
-async def test_a_herd_is_shared_out_among_the_workers_that_wait(make_app, delay):
+async def test_a_herd_is_shared_out_among_the_workers_that_wait(make_app, delay, topics):
     got: list[list[float]] = [[], [], []]
     shares = []
-    async with workers(make_app, 3, 40, got) as apps:
+    async with workers(make_app, 3, 40, got, topics) as apps:
         for turn in range(200):
             before = [len(mine) for mine in got]
             jobs = [("herd", {"at": 30 * turn + at}) for at in range(30)]
@@ -183,6 +192,45 @@ async def test_one_worker_alone_claims_all_there_is(make_app):
     await store.claim(0, want, worker="w", wait_s=1.5)
     await _send(app, [("herd", {"at": at}) for at in range(100)], 0)
     assert 100 == len((await store.claim(0, want, worker="w", wait_s=1.5)).leases)
+
+
+@pytest.mark.parametrize("delay", [0, 0.1])
+@pytest.mark.parametrize(("shards", "topics"), [(1, NAMED + 1), (16, NAMED + 1), (LISTENED // 2, 3)])
+async def test_a_worker_with_many_topics_or_shards_is_told_of_each_job(
+    make_app, monkeypatch, shards, topics, delay
+):
+    # What it is not told, it never finds.
+    monkeypatch.setattr(backlog, "SCAN_S", 3_600)
+    ran: set[str] = set()
+    app = make_app(shards=shards)
+
+    async def run() -> None:
+        ran.add(current_job().id)
+
+    handlers = [app.handler(f"t{number}")(run) for number in range(topics)]
+    async with working(app, concurrency=10):
+        store = await app.store()
+        metas = [keys.fixed["meta"] for keys in store.keys]
+
+        async def all_listened_to() -> None:
+            assert all([await store.link.call("HGET", meta, "broad") for meta in metas])
+
+        await eventually(all_listened_to, 20)
+        jobs = [
+            (await app.enqueue(handlers[number % topics].job(), delay=delay)).id
+            for number in range(3 * shards)
+        ]
+        await eventually(lambda: ran == set(jobs), 20)
+
+
+async def test_a_shard_that_was_not_asked_for_long_is_asked_again(store, monkeypatch):
+    monkeypatch.setattr(backlog, "ASK_S", 0.2)
+    known = backlog.Backlog(store, lambda: ["a", "b"])
+    assert [0] == known.shards()
+    assert ["a", "b"] == known.choose(0)
+    known.note(0, ["a", "b"], [])
+    assert [] == known.shards()
+    await eventually(lambda: [0] == known.shards())
 
 
 async def test_a_worker_with_thousands_of_topics_runs_them_all(make_app):

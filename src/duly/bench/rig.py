@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from duly.handlers import AsyncHandler
 
+CONCURRENCY = 1_000  #: of the worker that is measured
 PAD = "x" * 79  #: makes the payload 100 bytes
 
 
@@ -85,7 +86,7 @@ class Rig:
         return sum(int(value.partition("calls=")[2].partition(",")[0]) for value in info.values())
 
     @asynccontextmanager
-    async def working(self, concurrency: int = 1000) -> AsyncIterator[None]:
+    async def working(self, concurrency: int = CONCURRENCY) -> AsyncIterator[None]:
         """
         A worker in this process meanwhile.
         """

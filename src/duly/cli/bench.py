@@ -11,6 +11,7 @@ import click
 from duly.bench import postgres
 from duly.bench.measures import MEASURES, QUICK, Sizes, installed, possible
 from duly.bench.report import document, machine, measure, table
+from duly.bench.rig import CONCURRENCY
 from duly.cli.loop import collect_less, run
 from duly.cli.main import COMMANDS, NO, OK
 from duly.cli.options import as_json
@@ -51,7 +52,7 @@ def bench(
     if "record" in only:
         _need_database(record)
     names = list(only or possible(record=record is not None))
-    collect_less()  # as `duly work` does
+    collect_less(CONCURRENCY)  # as `duly work` does
     figures = run(measure(names, QUICK if quick else Sizes(), runs, url, record))
     if as_json:
         print_json(document(figures))

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 END_S = 2.0  #: how long the tasks that handlers have left behind may take to end
 
-COLLECT_AFTER = 20_000  #: objects made, before Python looks for cycles among them
+OBJECTS = 10  #: about as many as a running job has
 _USUAL = gc.get_threshold()
 
 
@@ -45,7 +45,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return runner.run(main)
 
 
-def run_worker(main: Coroutine[Any, Any, None], log: logging.Logger) -> None:
+def run_worker(main: Coroutine[Any, Any, None], log: logging.Logger, concurrency: int) -> None:
     """
     Run *main*, which runs handlers and answers signals by itself, whatever the tasks of handlers do.
 
@@ -53,7 +53,7 @@ def run_worker(main: Coroutine[Any, Any, None], log: logging.Logger) -> None:
     started; whoever awaits that task gets the exception as well, so the loop is run on.  Nor does it close
     before each of its tasks has ended, and some never do.
     """
-    collect_less()
+    collect_less(concurrency)
     runner = asyncio.Runner(loop_factory=_factory())
     loop = runner.get_loop()
     task = loop.create_task(main)
@@ -66,16 +66,17 @@ def run_worker(main: Coroutine[Any, Any, None], log: logging.Logger) -> None:
             runner.close()
 
 
-def collect_less() -> None:
+def collect_less(concurrency: int) -> None:
     """
-    Look for cycles less often, and not among what is there already, unless the app has set that itself.
+    Look for cycles only after as many new objects as *concurrency* jobs have, and never among old ones.
 
     A thousand jobs that run at once are as many tasks that all live.  To go through them after every few
-    hundred new objects takes a fifth of a worker's time, and finds nothing.
+    hundred new objects takes a fifth of a worker's time, and finds nothing.  What cycles hold meanwhile is no
+    more than what running jobs hold.  An app that has set thresholds itself keeps them.
     """
-    if gc.get_threshold() == _USUAL:
+    if gc.get_threshold() == _USUAL and OBJECTS * concurrency > _USUAL[0]:
         gc.freeze()
-        gc.set_threshold(COLLECT_AFTER, *_USUAL[1:])
+        gc.set_threshold(OBJECTS * concurrency, 1, 1)
 
 
 def _run_through(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None], log: logging.Logger) -> None:

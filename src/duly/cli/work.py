@@ -107,7 +107,8 @@ def work(
         found.settings = replace(found.settings, role=role)
     try:
         how = How(concurrency, list(topics) or None, burst=burst, tracebacks=tracebacks, callbacks=callbacks)
-        run_worker(drained(lambda stop: _work_until(stop, found, how), log, running="running jobs"), log)
+        work = drained(lambda stop: _work_until(stop, found, how), log, running="running jobs")
+        run_worker(work, log, concurrency or found.settings.concurrency)
     except WornOut as error:
         log.warning("%s; starting anew", error)
         sys.stdout.flush()

@@ -77,7 +77,10 @@ for _, topic in ipairs(names) do
   fields[at + 1], fields[at + 2], fields[at + 3] = topic .. ':ready', topic .. ':paused', topic .. ':resumed'
   fields[at + 4], fields[at + 5], fields[at + 6] = topic .. ':callback', topic .. ':waiting', topic .. ':lanes'
 end
-local about = #names > 0 and redis.call('HMGET', topics, unpack(fields)) or {}
+fields[#fields + 1] = ALL .. ':waiting'
+local about = redis.call('HMGET', topics, unpack(fields))
+-- Workers with many topics wait for all of them at once.
+local all_others, all_slots, all_served, all_known = other_waiters(about[#fields] or '', worker_id, now)
 local heads = #names > 0 and redis.call('ZMSCORE', next_due, unpack(names)) or {}
 local ready, resumed, closed, calls, used, others, slots, served, known = {}, {}, {}, {}, {}, {}, {}, {}, {}
 local places = {}
@@ -89,6 +92,8 @@ for at = 1, #names do
   ready[at], paused, resumed[at], calls[at], waiting, used[at] = unpack(about, FIELDS * at - FIELDS + 1, FIELDS * at)
   ready[at], resumed[at], used[at] = tonumber(ready[at]) or 0, resumed[at] or '0', used[at] or ''
   others[at], slots[at], served[at], known[at], places[at] = other_waiters(waiting or '', worker_id, now)
+  slots[at] = slots[at] + all_slots
+  if broad == '1' then served[at] = all_served end
   -- A topic with a callback has no other worker than deliverers.
   closed[at] = paused or (calls[at] and delivers ~= '1')
   if closed[at] then free[at] = 0 end
@@ -110,24 +115,31 @@ local function add_body(member)
   long[at + 1], long[at + 2] = member, redis.call('HGET', bodies, member) or ''
 end
 
--- Say, for each topic, whether the worker waits for more of it, so that what comes next is divided among those that do.
+-- Say of each topic whether the worker waits for more of it, so that what comes next is divided among those that do.
 local function wait_for_more()
   local changed, gone, waits = {}, {}, tonumber(wait_ms)
-  for at = 1, #names do
-    local until_ms, slots_free = 0, 0
-    if left_behind[at] then
-      until_ms = now + SHARE_MS
-    elseif waits > 0 and left > 0 and free[at] > 0 then
-      until_ms, slots_free = now + waits, math.min(free[at], left, LOOKS - 1) + (looks_itself == '1' and LOOKS or 0)
+
+  local function wait_for(name, was, its_others, slots_free, left_some)
+    local until_ms = 0
+    if left_some then
+      until_ms, slots_free = now + SHARE_MS, 0
+    elseif waits > 0 and slots_free > 0 then
+      until_ms = now + (broad == '1' and BROAD_MS or waits)
+      slots_free = math.min(slots_free, LOOKS - 1) + (looks_itself == '1' and LOOKS or 0)
     end
-    local was = known[at]
-    if until_ms == 0 and was and others[at] == '' then
-      gone[#gone + 1] = names[at] .. ':waiting'
+    if until_ms == 0 and was and its_others == '' then
+      gone[#gone + 1] = name .. ':waiting'
     elseif (until_ms == 0 and was)
       or (until_ms > 0 and not (was and was[2] == slots_free and was[1] > now + (until_ms - now) / 2)) then
-      changed[#changed + 1] = names[at] .. ':waiting'
-      changed[#changed + 1] = others[at] .. (until_ms > 0 and encode(WAITER, worker_id, until_ms, slots_free) or '')
+      changed[#changed + 1] = name .. ':waiting'
+      changed[#changed + 1] = its_others .. (until_ms > 0 and encode(WAITER, worker_id, until_ms, slots_free) or '')
     end
+  end
+
+  if broad == '1' then
+    wait_for(ALL, all_known, all_others, left, next(left_behind) and true)
+  else
+    for at = 1, #names do wait_for(names[at], known[at], others[at], math.min(free[at], left), left_behind[at]) end
   end
   if changed[1] then redis.call('HSET', topics, unpack(changed)) end
   if gone[1] then redis.call('HDEL', topics, unpack(gone)) end

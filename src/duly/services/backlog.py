@@ -17,6 +17,9 @@ NAMED = 32  #: topics that one claim names at most
 CHOSEN = 8  #: of those that have something, where there are more: each brings keys and commands
 LISTENED = 256  #: wake lists that one wait listens to at most
 SCAN_S = 1.0  #: how often every shard is looked through, because a message may be lost
+ASK_S = (
+    4.0  #: how often every shard is asked: it forgets within 10 s that somebody listens and waits for a part
+)
 PAGE = 1000
 
 
@@ -29,7 +32,8 @@ class Backlog:
         self._store = store
         self._topics = topics
         self._known: list[set[str]] = [set() for _ in range(store.shards)]
-        self._places = [b"$"] * store.shards  #: in the streams of woken topics
+        self._places: list[bytes] = []  #: in the streams of woken topics
+        self._asked_s = [float("-inf")] * store.shards  #: when the last claim was made there
         self._scanned_s = float("-inf")
 
     @property
@@ -42,9 +46,10 @@ class Backlog:
 
     def shards(self) -> list[int]:
         """
-        The shards that have something.
+        The shards that have something, and those that have not been asked for long.
         """
-        return [shard for shard, known in enumerate(self._known) if known]
+        old_s = time.monotonic() - ASK_S
+        return [shard for shard, known in enumerate(self._known) if known or self._asked_s[shard] < old_s]
 
     def known(self, shard: int) -> list[str]:
         """
@@ -56,13 +61,14 @@ class Backlog:
         """
         Topics for one claim: a few of those that have something, by chance, so that none starves.
         """
-        known = self._known[shard]
+        known = self._known[shard] or self._topics()
         return list(known) if len(known) <= CHOSEN else random.sample(tuple(known), CHOSEN)
 
     def note(self, shard: int, named: Iterable[str], rest: Iterable[str]) -> None:
         """
         Take over what a claim left of the topics that it named.
         """
+        self._asked_s[shard] = time.monotonic()
         self._known[shard].difference_update(named)
         self._known[shard].update(rest)
 
@@ -80,6 +86,9 @@ class Backlog:
         if time.monotonic() - self._scanned_s < SCAN_S:
             return
         self._scanned_s = time.monotonic()
+        if not self._places:
+            # Before the first look, so that nothing is missed between the two.
+            self._places = [await self._store.woken_place(shard) for shard in range(self._store.shards)]
         for shard in range(self._store.shards):
             async for topics in self._store.ready_topics(shard, PAGE):
                 self.add(shard, topics)

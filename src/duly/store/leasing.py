@@ -141,6 +141,13 @@ class Leasing(Calls):
             if cursor == b"0":
                 return
 
+    async def woken_place(self, shard: int) -> bytes:
+        """
+        The place in a shard behind all topics that were made ready so far.
+        """
+        last = await self.link.call("XREVRANGE", self.keys[shard].fixed["woken_topics"], "+", "-", "COUNT", 1)
+        return last[0][0] if last else b"0-0"
+
     async def wait_broadly(
         self, places: Sequence[bytes], seconds: float
     ) -> list[tuple[int, bytes, list[str]]]:

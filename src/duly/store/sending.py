@@ -5,7 +5,7 @@ The verb that makes jobs: enqueue, for one and for many.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from duly.bulk import in_bulk, unless_all_failed
 from duly.codec import ASKING
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from duly.job import JobKey, Order
+
+
+#: The server's time, the revision of the first that was created, and what became of each job.
+Answered: TypeAlias = tuple[int, int, list[Any]]
 
 
 class Sending(Calls):
@@ -77,7 +81,7 @@ class Sending(Calls):
         self._hear(shard, now_ms, revision - 1)
         return placed
 
-    async def _enqueue_all(self, shard: int, batch: list[tuple[Order, bytes]]) -> tuple[int, int, list[Any]]:
+    async def _enqueue_all(self, shard: int, batch: list[tuple[Order, bytes]]) -> Answered:
         topics: dict[str, None] = {}
         rest: list[Any] = []
         for order, request in batch:
@@ -88,10 +92,10 @@ class Sending(Calls):
             fixed |= {"repeats": "1", **await self._sent(shard)}
         else:
             fixed |= {"repeats": "0", "sent_ms": 0, "seen": 0}
-        answer: tuple[int, int, list[Any]] = await self._run("enqueue", shard, topics, fixed, (*topics, *rest))
+        answer: Answered = await self._run("enqueue", shard, topics, fixed, (*topics, *rest))
         return answer
 
-    async def _add(self, shard: int, order: Order, request: bytes) -> tuple[int, int, list[Any]] | None:
+    async def _add(self, shard: int, order: Order, request: bytes) -> Answered | None:
         """
         Accept one job the short way; None if that is not for it, and nothing was done.
         """
@@ -100,7 +104,7 @@ class Sending(Calls):
             return None
         key = order.key
         fixed = {"nonce": new_nonce(), "topic": key.topic, "member": key.member, "spec": spec, "rest": rest}
-        answer: tuple[int, int, list[Any]] | None = await self._run("add", shard, (key.topic,), fixed)
+        answer: Answered | None = await self._run("add", shard, (key.topic,), fixed)
         return answer
 
 

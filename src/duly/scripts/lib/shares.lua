@@ -1,10 +1,11 @@
 -- shares: who waits for jobs of a topic, and what part of those that are ready together is for whom.
 --
 -- `topics` has '<topic>:waiting' for each topic: 18 bytes for each worker that waits, its id, until when that counts, and
--- how many jobs it could take, with LOOKS added if it looks by itself when one falls due.  What falls due or comes together is divided among them by their free slots; a part that
--- is not fetched within SHARE_MS is open to everybody, so that a worker that died delays nothing.
+-- how many jobs it could take, with LOOKS added if it looks by itself when one falls due.  Workers with many topics stand in
+-- '*:waiting'.  What falls due or comes together is divided among them by their free slots; a part that is not fetched
+-- within SHARE_MS is open to everybody, so that a worker that died delays nothing.
 
-local SHARE_MS, WAITERS_KEPT, WAITER, WAITER_BYTES, LOOKS = 20, 32, '>c8I8I2', 18, 32768
+local SHARE_MS, WAITERS_KEPT, WAITER, WAITER_BYTES, LOOKS, ALL = 20, 32, '>c8I8I2', 18, 32768, '*'
 
 -- The waiters of a topic without a worker and those whose time is over; how many slots they have; whether that worker has
 -- had its part already; its own entry; and how many of the others look before it does.
