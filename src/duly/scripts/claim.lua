@@ -81,7 +81,9 @@ fields[#fields + 1] = ALL .. ':waiting'
 local about = redis.call('HMGET', topics, unpack(fields))
 -- Workers with many topics wait for all of them at once.
 local all_others, all_slots, all_served, all_known = other_waiters(about[#fields] or '', worker_id, now)
-local heads = #names > 0 and redis.call('ZMSCORE', next_due, unpack(names)) or {}
+-- Asked again only where this claim has changed something: most find nothing, and idle workers ask every second.
+local first_due = redis.call('ZRANGE', next_due, 0, 0, 'WITHSCORES')
+local heads = first_due[1] and #names > 0 and redis.call('ZMSCORE', next_due, unpack(names)) or {}
 local ready, resumed, closed, calls, used, others, slots, served, known = {}, {}, {}, {}, {}, {}, {}, {}, {}
 local places = {}
 local due, looks = {}, {}
@@ -107,7 +109,7 @@ local function is_mine(position, mark)
   return delivers ~= '1' or calls[position]
 end
 
-local leased, long, open_ms, room, left_behind = {}, {}, nil, '0', {}
+local leased, long, open_ms, room, left_behind, committed = {}, {}, nil, '0', {}, false
 local left, bytes = tonumber(limit), tonumber(max_bytes)
 
 local function add_body(member)
@@ -149,7 +151,8 @@ end
 local function next_look()
   if looks_itself ~= '1' then return '' end
   local look_ms
-  for at, head in ipairs(#names > 0 and left > 0 and redis.call('ZMSCORE', next_due, unpack(names)) or {}) do
+  if committed and left > 0 and first_due[1] then heads = redis.call('ZMSCORE', next_due, unpack(names)) end
+  for at, head in ipairs(left > 0 and heads or {}) do
     if head and free[at] > 0 and places[at] <= STANDS_BY then
       look_ms = math.min(look_ms or math.huge, math.max(tonumber(head), now) + SHARE_MS * places[at])
     end
@@ -162,8 +165,8 @@ local function answer()
   for at = 1, broad == '1' and #names or 0 do
     if not closed[at] and (ready[at] > 0 or due[at]) then rest[#rest + 1] = names[at] end
   end
-  local first = redis.call('ZRANGE', next_due, 0, 0, 'WITHSCORES')
-  return {now, first[2] or '', first[1] and not first_key[first[1]] and '1' or '0', first_score(leases), rank, peers, open_ms or '', next_look(), places, room, resumed, leased, long, micros, rest}
+  if committed then first_due = redis.call('ZRANGE', next_due, 0, 0, 'WITHSCORES') end
+  return {now, first_due[2] or '', first_due[1] and not first_key[first_due[1]] and '1' or '0', first_score(leases), rank, peers, open_ms or '', next_look(), places, room, resumed, leased, long, micros, rest}
 end
 
 -- A claim that may have run before is known by its nonce; one that finds nothing to take need not ask.
@@ -489,6 +492,7 @@ end
 if taken > 0 then redis.call('HSET', claims, worker, nonce .. table.concat(names_taken, '\n')) end
 keep_all(leased, 2 * taken)
 commit(now, nonce, worker)
+committed = true
 wait_for_more()
 
 for position, topic in ipairs(names) do

@@ -17,9 +17,7 @@ NAMED = 32  #: topics that one claim names at most
 CHOSEN = 8  #: of those that have something, where there are more: each brings keys and commands
 LISTENED = 256  #: wake lists that one wait listens to at most
 SCAN_S = 1.0  #: how often every shard is looked through, because a message may be lost
-ASK_S = (
-    4.0  #: how often every shard is asked: it forgets within 10 s that somebody listens and waits for a part
-)
+ASK_S = 4.0  #: how often every shard is asked: after 10 s it forgets who listens
 PAGE = 1000
 
 

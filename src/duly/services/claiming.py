@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 CLAIMS_AHEAD = 8  #: batches in a row before other duties have their turn
 OUTCOMES_PER_SLOT = 4  #: outcomes on their way, for each slot, before no more is claimed
-WAITS_LONGER = 1.5  #: how much longer a worker counts as waiting than it blocks: it has to come back first
+WAITS_LONGER = (
+    4.0  #: how much longer a worker counts as waiting than it blocks: so it need not say so each time
+)
 
 
 class Claims:

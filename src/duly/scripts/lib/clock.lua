@@ -2,8 +2,8 @@
 
 -- What a call may need of the shard's numbers is asked for once, with the clock: a look into `meta` costs
 -- more than all the fields of it.  What changed is written back once, by `emit` or `commit`.
-local CLOCK, EPOCH, SEQUENCE, COUNTER, ROWS, BYTES, ROWS_GONE, BYTES_GONE, MAX_ROWS, MAX_BYTES, RECORD, BROAD, CHECKED, LIMITED =
-  1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14
+local CLOCK, EPOCH, SEQUENCE, COUNTER, ROWS, BYTES, ROWS_GONE, BYTES_GONE, MAX_ROWS, MAX_BYTES, RECORD, BROAD, CHECKED, LIMITED, FIRST_TIMER =
+  1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
 local shard
 local sequence, sequence_was
 
@@ -11,7 +11,8 @@ local sequence, sequence_was
 -- microseconds that the first leaves out, for who wants to sleep until a due time and no longer.
 local function clock(given)
   shard = redis.call('HMGET', key.meta, 'clock', 'epoch', 'sequence', 'events', 'event_rows', 'event_bytes',
-    'trimmed_rows', 'trimmed_bytes', 'max_event_rows', 'max_event_bytes', 'record', 'broad', 'checked', 'limited')
+    'trimmed_rows', 'trimmed_bytes', 'max_event_rows', 'max_event_bytes', 'record', 'broad', 'checked', 'limited',
+    'timer.0', 'timer.1', 'timer.2', 'timer.3')
   if not shard[CLOCK] then
     -- Before anything is written: a shard half made would be worse than none.
     error({err = 'NONAMESPACE there is no such namespace (any more): it was never created, or the server was emptied'})

@@ -9,9 +9,8 @@ local SLOT_MS, RENEW_MS, FOLLOWS = 5000, 2500, 3
 -- The rank of a timer, and how many others hold a slot.
 local function hold_timer(name, role, now_ms)
   local rank, peers, held = FOLLOWS, 0, name == ''
-  local slots = redis.call('HMGET', key.meta, 'timer.0', 'timer.1', 'timer.2', 'timer.3')
   for slot = 0, FOLLOWS do
-    local holder, until_ms = string.match(slots[slot + 1] or '', '^(%S+) (%d+)$')
+    local holder, until_ms = string.match(shard[FIRST_TIMER + slot] or '', '^(%S+) (%d+)$')
     local free = not holder or tonumber(until_ms) <= now_ms
     local may = not held and (role == 'follower') == (slot == FOLLOWS)
     if may and (free or holder == name or (slot == 0 and role == 'leader')) then
