@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from bench.peers.arithmetic import Figure, figure
+from bench.peers.environments import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -80,7 +81,7 @@ class Findings:
         A system that takes part.
         """
         known = self.document["systems"].setdefault(
-            system, {"about": dict(about), "figures": {}, "failed": {}}
+            system, {"about": _anywhere(dict(about)), "figures": {}, "failed": {}}
         )
         known["figures"][profile] = {}
         known["failed"][profile] = {}
@@ -267,3 +268,14 @@ def _described(system: Mapping[str, Any]) -> list[str]:
         for measure, why in failed.items()
     ]
     return [*lines, ""]
+
+
+def _anywhere(about: dict[str, Any]) -> dict[str, Any]:
+    """
+    The same without the folder of this checkout in commands: who repeats them has another.
+    """
+    commands = about.get("commands") or {}
+    short = {
+        name: words and [word.replace(f"{ROOT}/", "") for word in words] for name, words in commands.items()
+    }
+    return about | {"commands": short}

@@ -10,6 +10,7 @@ import pytest
 
 from bench.peers.__main__ import chosen, write
 from bench.peers.arithmetic import Figure, Run, between, figure, late_figures, window
+from bench.peers.environments import ROOT
 from bench.peers.report import ROWS, Findings, markdown
 
 
@@ -86,6 +87,13 @@ def findings():
     made.note("other", "default", 1, {"late_p50": 3.0, "late_unstarted": 0.02})
     made.fail("other", "default", "idle", "the worker ended\nTraceback")
     return made
+
+
+def test_commands_are_noted_as_anybody_could_repeat_them(findings):
+    worker = [f"{ROOT}/.venv/bin/python", "-m", "duly"]
+    findings.add("third", "best", {"name": "third", "commands": {"worker": worker, "beside": None}})
+    noted = findings.document["systems"]["third"]["about"]["commands"]
+    assert {"worker": [".venv/bin/python", "-m", "duly"], "beside": None} == noted
 
 
 def test_tables_say_where_others_are_better_worse_or_have_no_such_thing(findings):
