@@ -68,3 +68,15 @@ async def test_a_producer_whose_library_was_removed_loads_it_again(app):
     async with working(app):
         job = await app.enqueue(greet.job())
         assert "hello" == await job.result(timeout=20)
+
+
+async def test_a_server_that_is_emptied_meanwhile_stops_nobody(store, monkeypatch):
+    call = store.link.call
+
+    async def emptied_first(*command, **options):
+        if command[0] == "ZSCORE":
+            await call("DEL", command[1])
+        return await call(*command, **options)
+
+    monkeypatch.setattr(store.link, "call", emptied_first)
+    assert 0 == await Libraries(store, every_s=1).look()

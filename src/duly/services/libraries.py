@@ -62,7 +62,8 @@ class Libraries:
             name = about[about.index(b"library_name") + 1].decode()
             # One that nobody has named yet has a day from now on.
             await call("ZADD", NAMED, "NX", now_ms, name)
-            named_ms = int(float(await call("ZSCORE", NAMED, name)))
+            # A server that is emptied meanwhile knows none.
+            named_ms = int(float(await call("ZSCORE", NAMED, name) or now_ms))
             if name != library().name and named_ms < now_ms - KEPT_MS:
                 await call("FUNCTION", "DELETE", name)
                 await call("ZREM", NAMED, name)
