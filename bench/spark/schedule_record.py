@@ -60,10 +60,10 @@ def measure(asked: argparse.Namespace, app: Duly, runner: asyncio.Runner, folder
         frame = reminders(spark, asked.rows, due_at, folder / name)
         rate, report = run(frame, name)
         assert asked.rows == report.new, report
-        figures.append(Figure(f"schedule by way of a record, {name} jobs", rate, "jobs/s"))
+        figures.append(Figure(f"schedule by way of a record, {name} jobs", rate, "jobs/s", at_least=True))
         rate, report = run(frame, name)
         assert asked.rows == report.kept, report
-        figures.append(Figure(f"the same again, {name} jobs: nothing new", rate, "jobs/s"))
+        figures.append(Figure(f"the same again, {name} jobs: nothing new", rate, "jobs/s", at_least=True))
     spark.stop()
 
     jobs = (
@@ -73,7 +73,10 @@ def measure(asked: argparse.Namespace, app: Duly, runner: asyncio.Runner, folder
     began = time.perf_counter()
     runner.run(app.enqueue_many(jobs))
     rate = asked.rows / (time.perf_counter() - began)
-    return [*figures, Figure("app.enqueue_many with the record, one process, near jobs", rate, "jobs/s")]
+    return [
+        *figures,
+        Figure("app.enqueue_many with the record, one process, near jobs", rate, "jobs/s", at_least=True),
+    ]
 
 
 def main() -> None:

@@ -109,8 +109,10 @@ def main() -> None:
     asyncio.run(measure(spark, 2 * asked.rows, asked.rows))  # the first batches compile
     rates = [asyncio.run(measure(spark, asked.jobs, asked.rows)) for _ in range(asked.runs)]
     figures = [
-        Figure("claim and ack alone, one process", asyncio.run(bare(asked.jobs)), "jobs/s"),
-        Figure("batch handlers, an outcome for each job", statistics.median(rates), "jobs/s", GOAL),
+        Figure("claim and ack alone, one process", asyncio.run(bare(asked.jobs)), "jobs/s", at_least=True),
+        Figure(
+            "batch handlers, an outcome for each job", statistics.median(rates), "jobs/s", GOAL, at_least=True
+        ),
     ]
     spark.stop()
     print(table(figures))
