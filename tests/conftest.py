@@ -16,12 +16,15 @@ from duly.connection import Link
 from duly.feed import Feed
 from duly.namespace import create
 from duly.store import Store
-from duly.testing import TestClock
+from duly.testing import TestClock, real_queue
 from duly.views import Views
+from tests import shards as shard_numbers
 from tests.servers import Server, binary
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+    from tests.databases import Database
 
 _numbers = itertools.count(1)
 
@@ -32,6 +35,22 @@ settings.load_profile("duly")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="full sizes instead of small ones")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    shard_numbers.parametrize(metafunc)
+
+
+#: Tests of duly are about queues, each on a server that it has started for the purpose.
+_real_queue = real_queue()
+
+
+def pytest_configure() -> None:
+    _real_queue.__enter__()
+
+
+def pytest_unconfigure() -> None:
+    _real_queue.__exit__(None, None, None)
 
 
 def pytest_exception_interact(call: pytest.CallInfo[object]) -> None:
@@ -70,6 +89,26 @@ def redis_7() -> Iterator[Server]:
     server.stop()
 
 
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[Database]:
+    yield from _started("PostgreSQL")
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[Database]:
+    yield from _started("MariaDB")
+
+
+def _started(kind: str) -> Iterator[Database]:
+    from tests import databases  # packages of the record, which few tests need
+
+    database: Database = getattr(databases, kind)()
+    try:
+        yield database.start()
+    finally:
+        database.stop()
+
+
 @pytest.fixture(params=["valkey", "redis_7"])
 def server(request: pytest.FixtureRequest) -> Server:
     """
@@ -81,6 +120,23 @@ def server(request: pytest.FixtureRequest) -> Server:
 @pytest.fixture
 def namespace() -> str:
     return f"t{next(_numbers)}"
+
+
+@pytest.fixture
+def shards(request: pytest.FixtureRequest) -> int:
+    """
+    How many shards the namespace of this test has: see `tests.shards`.
+    """
+    return getattr(request, "param", 1)
+
+
+@pytest.fixture(autouse=True)
+def _shards_of_apps(request: pytest.FixtureRequest, shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Let every app of the test and of its child processes have as many.
+    """
+    if shard_numbers.is_spread(request.path):
+        monkeypatch.setenv("DULY_SHARDS", str(shards))
 
 
 @pytest.fixture
@@ -96,9 +152,9 @@ async def link(server: Server) -> AsyncIterator[Link]:
 
 
 @pytest.fixture
-async def store(link: Link, namespace: str, clock: TestClock) -> Store:
-    await create(link, namespace, 1, clock="test")
-    return Store(link, namespace=namespace, now=clock)
+async def store(link: Link, namespace: str, clock: TestClock, shards: int) -> Store:
+    await create(link, namespace, shards, clock="test")
+    return Store(link, namespace=namespace, shards=shards, now=clock)
 
 
 @pytest.fixture

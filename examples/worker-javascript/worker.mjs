@@ -41,10 +41,13 @@ async function run(job) {
   }
 }
 
+let claims = 0;
 while (!leaving.signal.aborted) {
   try {
-    const claim = { worker, limit: 10, wait: 30, lease };
+    // The same request again brings the jobs of an answer that got lost.
+    const claim = { worker, limit: 10, wait: 30, lease, request_id: String(claims) };
     const { jobs } = await post(`/v1/topics/${topic}/claim`, claim, { signal: leaving.signal });
+    claims += 1;
     await Promise.all(jobs.map((job) => run(job).catch((error) => console.error(job.id, error.message))));
   } catch (error) {
     if (!leaving.signal.aborted) await (console.error(error.message), pause(1000));

@@ -24,11 +24,13 @@ leave() { # What runs is stopped, and its job given back: refused, and rightly, 
 trap leave EXIT
 trap 'exit 0' INT TERM
 
+count=0
 while :; do
-    printf '{"worker": "%s", "wait": 30, "lease": %s}' "$name" "$lease" \
+    # The same request again, by curl or after a pause, brings the jobs of an answer that got lost.
+    printf '{"worker": "%s", "wait": 30, "lease": %s, "request_id": "%s"}' "$name" "$lease" $count \
         | post "/v1/topics/$topic/claim:lines" >"$dir/claimed" & poll=$!
     wait $poll || { sleep 1; continue; }
-    poll='' && IFS=$tab read -r token id attempt payload <"$dir/claimed" || continue
+    poll='' count=$((count + 1)) && IFS=$tab read -r token id attempt payload <"$dir/claimed" || continue
     export JOB_ID="$id" JOB_ATTEMPT="$attempt"
     printf '%s\n' "$payload" | "$@" >"$dir/result" & job=$!
     # An answer that says no (curl's 22), such as 409 for a lease that was lost, stops the command.

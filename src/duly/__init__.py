@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from duly.app import Duly
     from duly.backoff import Exponential, Fixed, Intervals
+    from duly.codec import Codec
     from duly.context import CurrentJob, current_context, current_job
     from duly.errors import (
         Conflict,
         DulyError,
+        EventsLost,
         JobCancelled,
         JobExists,
         JobFailed,
@@ -23,10 +25,14 @@ if TYPE_CHECKING:
         OutcomeUnknown,
         QueueFull,
         RecordUnavailable,
+        ResultGone,
         ServerUnsuitable,
+        ServiceFault,
         StoreUnavailable,
+        Unsupported,
         UsageError,
     )
+    from duly.events import Event
     from duly.handle import JobHandle
     from duly.handlers import Handler, NewJob
     from duly.job import Job, JobState
@@ -39,10 +45,13 @@ __version__ = "0.1.0"
 #: Where each name lives.  Imported when it is first used: `duly --version` should not wait for a queue.
 _HOMES = {
     "Bury": "duly.outcome",
+    "Codec": "duly.codec",
     "Conflict": "duly.errors",
     "CurrentJob": "duly.context",
     "Duly": "duly.app",
     "DulyError": "duly.errors",
+    "Event": "duly.events",
+    "EventsLost": "duly.errors",
     "Exponential": "duly.backoff",
     "Fixed": "duly.backoff",
     "Handler": "duly.handlers",
@@ -61,11 +70,14 @@ _HOMES = {
     "QueueFull": "duly.errors",
     "RecordUnavailable": "duly.errors",
     "Reply": "duly.replies",
+    "ResultGone": "duly.errors",
     "Retry": "duly.outcome",
     "ServerUnsuitable": "duly.errors",
+    "ServiceFault": "duly.errors",
     "Settings": "duly.settings",
     "Snooze": "duly.outcome",
     "StoreUnavailable": "duly.errors",
+    "Unsupported": "duly.errors",
     "UsageError": "duly.errors",
     "current_context": "duly.context",
     "current_job": "duly.context",
@@ -73,10 +85,13 @@ _HOMES = {
 
 __all__ = [
     "Bury",
+    "Codec",
     "Conflict",
     "CurrentJob",
     "Duly",
     "DulyError",
+    "Event",
+    "EventsLost",
     "Exponential",
     "Fixed",
     "Handler",
@@ -95,11 +110,14 @@ __all__ = [
     "QueueFull",
     "RecordUnavailable",
     "Reply",
+    "ResultGone",
     "Retry",
     "ServerUnsuitable",
+    "ServiceFault",
     "Settings",
     "Snooze",
     "StoreUnavailable",
+    "Unsupported",
     "UsageError",
     "current_context",
     "current_job",

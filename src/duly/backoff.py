@@ -1,8 +1,7 @@
 """
 How long to wait before the next attempt.  Pure: no clock, no I/O.
 
-A wait is given in seconds or as a timedelta, counts to the microsecond, and is
-rounded up to the millisecond, so that nothing starts before it was asked to.
+A wait is seconds, a timedelta or text such as "1m30s", see `duly.durations`.
 """
 
 from __future__ import annotations
@@ -12,42 +11,19 @@ import math
 import random as _random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, TypeAlias
 
+from duly.durations import Seconds, parse_duration
 from duly.errors import UsageError
 
 log = logging.getLogger(__name__)
-
-Seconds: TypeAlias = float | timedelta  #: what users write for a length of time
-
-MAX_DUE_MS = 253_402_300_799_999  #: the last millisecond of the year 9999
-MAX_WAIT_MS = MAX_DUE_MS - 4_102_444_800_000  #: stays within the year 9999 when begun before 2100
-
-
-def wait_ms(wait: Seconds, what: str = "delay") -> int:
-    """
-    Return *wait* in milliseconds, rounded up.
-
-    Raises:
-        UsageError: It is negative, longer than a calendar, or no length of time at all.
-    """
-    if isinstance(wait, timedelta):
-        ms = wait.days * 86_400_000 + wait.seconds * 1_000 - (-wait.microseconds // 1_000)
-        if wait.days >= 0 and ms <= MAX_WAIT_MS:
-            return ms
-    elif isinstance(wait, bool) or not isinstance(wait, (int, float)):
-        raise UsageError(f"{what} must be seconds or a timedelta, not {wait!r}")
-    elif 0 <= wait <= MAX_WAIT_MS / 1_000:  # false for NaN
-        return wait * 1_000 if isinstance(wait, int) else -(-round(wait * 1_000_000) // 1_000)
-    raise UsageError(f"{what}={wait!r} must be zero or more and end before the year 10000")
 
 
 def _seconds(wait: Seconds, what: str) -> float:
     """
     Check *wait* and return it as a plain number, so that equal waits compare equal.
     """
-    ms = wait_ms(wait, what)
+    ms = parse_duration(wait, what)
     return ms // 1_000 if ms % 1_000 == 0 else ms / 1_000
 
 
@@ -108,7 +84,7 @@ class Intervals:
 
 Backoff: TypeAlias = Fixed | Exponential | Intervals | Callable[[int], Seconds]
 
-DEFAULT = Exponential(base=2, cap=300)
+DEFAULT = Exponential()
 
 
 def check_backoff(backoff: object) -> None:
@@ -135,13 +111,13 @@ def delay_ms(backoff: Backoff, attempt: int, random: Callable[[], float] = _rand
     """
     match backoff:
         case Fixed(delay=delay):
-            return wait_ms(delay)
+            return parse_duration(delay)
         case Intervals(delays=delays):
-            return wait_ms(delays[min(max(attempt, 1), len(delays)) - 1])
+            return parse_duration(delays[min(max(attempt, 1), len(delays)) - 1])
         case Exponential():
             return _exponential_ms(backoff, attempt, random)
     try:
-        return wait_ms(backoff(attempt), "the backoff's answer")
+        return parse_duration(backoff(attempt), "the backoff's answer")
     except BaseException as error:  # noqa: BLE001  # a user's function: anything may come out of it
         name = getattr(backoff, "__qualname__", repr(backoff))
         log.warning("backoff %s failed for attempt %d, using %s: %r", name, attempt, DEFAULT, error)
@@ -149,7 +125,7 @@ def delay_ms(backoff: Backoff, attempt: int, random: Callable[[], float] = _rand
 
 
 def _exponential_ms(backoff: Exponential, attempt: int, random: Callable[[], float]) -> int:
-    base, cap = wait_ms(backoff.base), wait_ms(backoff.cap)
+    base, cap = parse_duration(backoff.base), parse_duration(backoff.cap)
     try:
         asked = min(cap, math.ceil(base * float(backoff.factor) ** (max(attempt, 1) - 1)))
     except OverflowError:

@@ -10,8 +10,11 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from duly.backoff import DEFAULT, Backoff, Seconds, check_backoff, wait_ms
-from duly.codec import encode
+from duly.backoff import Backoff, check_backoff
+from duly.binding import check_function, is_async
+from duly.codec import DEFAULT_CODEC, Codec
+from duly.defaults import DEFAULTS, Defaults
+from duly.durations import Seconds, parse_duration
 from duly.errors import UsageError
 from duly.job import check_topic
 from duly.newjob import Limits, NewJob
@@ -39,20 +42,27 @@ class BatchHandler:
         *,
         max_rows: int = 10_000,
         every: Seconds = 0,
-        max_attempts: int = 5,
-        backoff: Backoff = DEFAULT,
-        ttr: Seconds = 300,
+        max_attempts: int | None = None,
+        backoff: Backoff | None = None,
+        ttr: Seconds | None = None,
+        defaults: Defaults = DEFAULTS,
         limits: Limits | None = None,
+        codec: Codec | None = None,
     ) -> None:
         self.fn = _check(fn, topic)
         self.topic = check_topic(topic)
         self.max_rows = at_least_one(max_rows, "max_rows", MOST_ROWS)
-        self.every_s = wait_ms(every, "every") / 1000  #: from the start of a batch to that of the next
-        self.max_attempts = at_least_one(max_attempts, "max_attempts")
-        self.backoff = backoff
-        self.ttr_ms = positive_ms(ttr, "ttr")  #: how long one batch may take
+        self.every_s = parse_duration(every, "every") / 1000  #: from the start of a batch to that of the next
+        self.max_attempts = (
+            defaults.max_attempts if max_attempts is None else at_least_one(max_attempts, "max_attempts")
+        )
+        self.backoff = defaults.backoff if backoff is None else backoff
+        self.ttr_ms = (
+            defaults.ttr_ms if ttr is None else positive_ms(ttr, "ttr")
+        )  #: how long one batch may take
         self.limits = limits or Limits()
-        check_backoff(backoff)
+        self.codec = codec or DEFAULT_CODEC
+        check_backoff(self.backoff)
         functools.update_wrapper(cast("Any", self), fn, updated=())
 
     def __repr__(self) -> str:
@@ -71,11 +81,12 @@ class BatchHandler:
         Raises:
             UsageError: The payload has no form in JSON, or is too large.
         """
-        return NewJob(self.topic, encode(payload, limit=self.limits.payload))
+        return NewJob(self.topic, self.codec.encode(payload, limit=self.limits.payload))
 
 
 def _check(fn: BatchFunction, topic: str) -> BatchFunction:
-    if inspect.iscoroutinefunction(fn):
+    check_function(fn, f"batch handler of {topic}")
+    if is_async(fn):
         raise UsageError(f"batch handler of {topic}: Spark calls a plain def, not an async one")
     try:
         inspect.signature(fn).bind(None)

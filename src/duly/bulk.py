@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from duly.errors import DulyError, OutcomeUnknown, ServerUnsuitable, StoreUnavailable
+from duly.errors import SERVER_ERRORS, DulyError, OutcomeUnknown
 from duly.group import MAX_BYTES, MAX_JOBS
 
 if TYPE_CHECKING:
@@ -132,8 +132,8 @@ def unless_all_failed(answers: list[Answer | DulyError]) -> list[Answer | DulyEr
     Raises:
         StoreUnavailable, OutcomeUnknown, ServerUnsuitable: That is what became of every single one.
     """
-    whole = (StoreUnavailable, OutcomeUnknown, ServerUnsuitable)
-    failed = [each for each in answers if isinstance(each, whole)]
+    failed = [each for each in answers if isinstance(each, SERVER_ERRORS)]
     if failed and len(failed) == len(answers):
-        raise failed[0]
+        # Of some that nothing was changed does not hold for all.
+        raise next((each for each in failed if isinstance(each, OutcomeUnknown)), failed[0])
     return answers

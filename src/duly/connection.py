@@ -8,10 +8,13 @@ import asyncio
 import logging
 import random
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from redis.asyncio import ConnectionPool
+from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
@@ -22,23 +25,42 @@ from redis.exceptions import (
     RedisError,
 )
 
-from duly.errors import DulyError, OutcomeUnknown, ServerUnsuitable, StoreUnavailable, UsageError
+from duly.errors import (
+    SERVER_ERRORS,
+    DulyError,
+    OutcomeUnknown,
+    ServerUnsuitable,
+    StoreUnavailable,
+    UsageError,
+)
+from duly.forks import importing
+from duly.loops import OneLoop
 from duly.pauses import Pauses
 from duly.scripts import library, load
 from duly.wire import ReplyError, Wire, WireLost
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 log = logging.getLogger("duly.connection")
 
 _PASSING = {"BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN"}
+#: Refusals that end without a change of ours: a disk has room again, a replica or a slot is back.
+_LATER = {"MISCONF", "NOREPLICAS", "MOVED", "ASK", "IOERR", "UNBLOCKED", "UNKILLABLE"}
+_MENDED = {"NONAMESPACE", "UNSOUND"}  #: of our scripts, until the namespace is made anew, or compared
 _ELSEWHERE = {"LOADING", "READONLY"}  #: the server changed its role, or is starting
 _FORBIDDEN = {"NOPERM", "NOAUTH", "WRONGPASS"}
 _CLOSED = (AuthenticationError, AuthorizationError, NoPermissionError)
+#: Commands and scripts that change no job.  Where their reply is lost, there is no outcome to be known.
+_READS = frozenset(
+    "EXISTS GET HEXISTS HGET HGETALL HKEYS HLEN HMGET HSCAN INFO MEMORY SSCAN TIME XRANGE XREAD XREVRANGE "
+    "ZCARD ZCOUNT ZMSCORE ZRANGE ZSCAN ZSCORE".split()
+)
+READING_SCRIPTS = frozenset({"create", "get", "page", "watch"})
 FIRST_PAUSE_S = 0.01
 LONGEST_PAUSE_S = 0.5
 EVALUATES_S = 10.0  #: how long to do without functions before they are tried again
+LOAD_PAUSE_S = 0.25  #: between two tries for new jobs, which cannot do without
 MAX_CONNECTIONS = 64  #: of one client; a thousand calls at once take turns
 MAX_BLOCKING = 64  #: besides, for calls that wait on the server
 TRY_S = 1.0  #: how long a connection may be silent before the server is asked over a new one
@@ -72,23 +94,52 @@ class _ReplyLost(Exception):  # never leaves this module
     """
 
 
-class _OutOfMemory(StoreUnavailable):  # to others it is what it derives from
+class OutOfMemory(StoreUnavailable):  # to users it is what it derives from
     """
     The server is at its memory limit.
     """
 
 
-class _NotLoaded(StoreUnavailable):  # likewise
+class CallRefused(ServerUnsuitable):  # to users it is what it derives from
+    """
+    The server refused a call, and does so again until somebody mends it.
+    """
+
+
+class _NotLoaded(OutOfMemory):  # likewise
     """
     The server is at its memory limit, and so takes no functions, which it does not have.
     """
+
+
+@dataclass(slots=True)
+class Tries:
+    """
+    What is known of the tries of one call, for a caller that has to know after its answer has come.
+    """
+
+    maybe_ran: bool = False  #: the reply to one of them was lost, so the answer may be that of a repeat
 
 
 def unreachable(error: BaseException) -> bool:
     """
     Whether it is that nobody answered, and not that somebody refused.
     """
-    return isinstance(error, StoreUnavailable) and isinstance(error.__cause__, _NotSent)
+    return isinstance(error, StoreUnavailable) and isinstance(error.__cause__ or error.__context__, _NotSent)
+
+
+def place_of(url: str) -> str:
+    """
+    The address in the URL of a server, for messages: without a password.
+    """
+    try:
+        return _address(parse_url(url))
+    except ValueError:
+        return "an unknown address"
+
+
+def _address(where: Mapping[str, Any]) -> str:
+    return where.get("path") or f"{where.get('host', 'localhost')}:{where.get('port', 6379)}"
 
 
 class Link:
@@ -124,6 +175,7 @@ class Link:
         #: awaited before each call, for a server that nobody could look at yet
         self.before: Callable[[], Awaitable[None]] | None = None
         self._ensure = ensure
+        self._belongs = OneLoop()
         self._wires: set[Wire] = set()
         self._idle: list[Wire] = []
         self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
@@ -133,6 +185,7 @@ class Link:
         self._suspects: set[Wire] = set()  #: connections whose reply is overdue
         self._telling: asyncio.Task[None] | None = None
         self._evaluates_until_s = 0.0  #: until then functions are not tried: the server did not take them
+        self._loads_from_s = 0.0  #: but from then on for new jobs: there may be room again
         self._closed = False
         try:
             self._pool = ConnectionPool.from_url(
@@ -145,7 +198,7 @@ class Link:
             )
         except ValueError as error:
             msg = f"cannot use {url!r} as a server address: {error}; write redis://host:port/0, rediss:// or unix://path"
-            raise UsageError(msg) from error
+            raise UsageError(msg) from None
 
     @property
     def try_s(self) -> float:
@@ -159,23 +212,29 @@ class Link:
         *command: Any,
         again: Sequence[Any] | None = None,
         block_s: float | None = None,
+        reads: bool = False,
+        tries: Tries | None = None,
     ) -> Any:
         """
         Send one command and return its reply, replaying it while that is safe and there is patience.
 
         *again* is what to send instead when the first sending may have run.  With *block_s* the server may
-        keep the reply back for so long, and the call takes the place of no other.  Our functions are loaded
-        where the server does not know them (yet, or any more).
+        keep the reply back for so long, and the call takes the place of no other.  A command that *reads*
+        changes nothing, so its lost reply is no unknown outcome; the usual ones are known.  Our functions are
+        loaded where the server does not know them (yet, or any more).  *tries* is told of lost replies.
 
         Raises:
-            StoreUnavailable: It was refused or never sent.
+            StoreUnavailable: It was refused for now or never sent, or it reads and there was no reply.
+            CallRefused: It was refused, and will be again.
             OutcomeUnknown: The reply was lost, also after replays.
         """
+        self._belongs.check()
         if self.before is not None:
             await self.before()
         deadline_s = monotonic() + self.patience_s + (block_s or 0.0)
         pauses = Pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        maybe_ran = False
+        # Of a call that is made again the first sending may have run.
+        maybe_ran = tries is not None and tries.maybe_ran
         while True:
             try:
                 return await self._exchange(
@@ -185,11 +244,13 @@ class Link:
                 await self._load(maybe_ran=maybe_ran)
                 continue
             except _ReplyLost as error:
-                maybe_ran = True
+                maybe_ran = not (reads or command[0] in _READS)
+                if tries is not None:
+                    tries.maybe_ran = tries.maybe_ran or maybe_ran
                 cause: Exception = error
             except (_NotSent, _Refused) as error:
                 cause = error
-            except StoreUnavailable as error:
+            except (StoreUnavailable, ServerUnsuitable) as error:
                 # It is the replay that was refused: the call itself may have run.
                 if maybe_ran:
                     raise self._unknown(error) from error
@@ -206,10 +267,12 @@ class Link:
     async def _load(self, *, maybe_ran: bool) -> None:
         try:
             await self.call("FUNCTION", "LOAD", "REPLACE", library().source)
-        except (StoreUnavailable, OutcomeUnknown) as error:
+        except SERVER_ERRORS as error:
             if maybe_ran:
                 raise self._unknown(error) from error
-            if isinstance(error, _OutOfMemory):
+            if isinstance(error, ServerUnsuitable):
+                raise
+            if isinstance(error, OutOfMemory):
                 raise _NotLoaded(str(error)) from error
             # A function that was loaded or not has changed nothing.
             raise StoreUnavailable(str(error)) from error
@@ -250,19 +313,22 @@ class Link:
             return _Refused(error.said)
         if error.code in _FORBIDDEN:
             await self._drop(wire)
-            return StoreUnavailable(
+            return CallRefused(
                 f"{self.place} does not allow it: {error}; check the user and password in the URL and its ACL"
             )
         await self._keep(wire)
         if error.said.startswith("Function not found"):
             return _NoFunction()
         if error.code == "OOM":
-            return _OutOfMemory(
+            return OutOfMemory(
                 f"{self.place} is at its memory limit and refused the call; nothing was changed ({error})"
             )
-        if error.code in _PASSING:
+        if error.code in _PASSING or error.said.startswith("max number of clients"):
             return _Refused(error.said)
-        return StoreUnavailable(f"{self.place} refused the call: {error.said}; nothing was changed")
+        if error.code in _LATER | _MENDED:
+            return StoreUnavailable(f"{self.place} refused the call: {error.said}; nothing was changed")
+        # Not that nothing was changed: a script that fails half-way has written what it wrote before.
+        return CallRefused(f"{self.place} refused the call, and will again: {error.said}")
 
     async def _wire(self, deadline_s: float, *, blocks: bool) -> Wire:
         idle = self._idle_blocking if blocks else self._idle
@@ -313,7 +379,7 @@ class Link:
             # Who gives no password at all is refused within a connection error.
             if isinstance(error, _CLOSED) or isinstance(error.__cause__, _CLOSED):
                 msg = f"{self.place} does not let us in: {error}; check the user and password in the URL"
-                raise StoreUnavailable(msg) from error
+                raise CallRefused(msg) from error
             if isinstance(error, BusyLoadingError):
                 raise _NotSent(f"the server is loading its data ({error})") from error
             if "Protocol" in str(error):
@@ -419,31 +485,64 @@ class Link:
         """
         The server's address for messages: without a password.
         """
-        kwargs = self._pool.connection_kwargs
-        return kwargs.get("path") or f"{kwargs.get('host', 'localhost')}:{kwargs.get('port', 6379)}"
+        return _address(self._pool.connection_kwargs)
 
     async def run(
-        self, name: str, keys: Sequence[str], args: Sequence[Any], *, again: Sequence[Any] | None = None
+        self,
+        name: str,
+        keys: Sequence[str],
+        args: Sequence[Any],
+        *,
+        again: Sequence[Any] | None = None,
+        tries: Tries | None = None,
     ) -> Any:
         """
         Run a script on some keys of a shard.
         """
-        if monotonic() < self._evaluates_until_s:
-            return await self._evaluate(name, keys, args, again)
+        evaluates = monotonic() < self._evaluates_until_s
+        if evaluates and not self._may_load_for(name):
+            return await self._evaluate(name, keys, args, again, tries)
         head = ("FCALL", library().function(name), len(keys), *keys)
         try:
-            return await self.call(*head, *args, again=(*head, *again) if again else None)
-        except _NotLoaded as error:
-            log.warning(
-                "%s; until it takes the functions of this release, jobs are claimed and finished without, "
-                "which is slow, and new ones are refused: raise maxmemory",
-                error,
+            answer = await self.call(
+                *head,
+                *args,
+                again=(*head, *again) if again else None,
+                reads=name in READING_SCRIPTS,
+                tries=tries,
             )
-            self._evaluates_until_s = monotonic() + EVALUATES_S
-            return await self._evaluate(name, keys, args, again)
+        except _NotLoaded as error:
+            if not evaluates:
+                log.warning(
+                    "%s; until it takes the functions of this release, jobs are claimed and finished "
+                    "without, which is slow, and new ones are refused: raise maxmemory",
+                    error,
+                )
+                self._evaluates_until_s = monotonic() + EVALUATES_S
+            return await self._evaluate(name, keys, args, again, tries)
+        if evaluates:
+            self._evaluates_until_s = 0.0
+        return answer
+
+    def _may_load_for(self, name: str) -> bool:
+        """
+        Return whether to try to load the functions for a script: one that brings work in cannot do without.
+
+        One call in `LOAD_PAUSE_S`: a server at its memory limit is not flooded with them.
+        """
+        now_s = monotonic()
+        if _works_when_full(name) or now_s < self._loads_from_s:
+            return False
+        self._loads_from_s = now_s + LOAD_PAUSE_S
+        return True
 
     async def _evaluate(
-        self, name: str, keys: Sequence[str], args: Sequence[Any], again: Sequence[Any] | None
+        self,
+        name: str,
+        keys: Sequence[str],
+        args: Sequence[Any],
+        again: Sequence[Any] | None,
+        tries: Tries | None,
     ) -> Any:
         """
         Run a script of this release on a server that does not take its functions.
@@ -451,13 +550,19 @@ class Link:
         Raises:
             StoreUnavailable: It is one that brings work in.
         """
-        if not {"allow-oom", "no-writes"}.intersection(load(name).flags):
-            raise StoreUnavailable(
+        if not _works_when_full(name):
+            raise OutOfMemory(
                 f"{self.place} is at its memory limit: it takes neither new jobs nor the functions of this "
                 "release; raise maxmemory. Nothing was changed"
             )
         head = ("EVAL", library().evaluated, len(keys), *keys, name)
-        return await self.call(*head, *args, again=(*head, *again) if again else None)
+        return await self.call(
+            *head,
+            *args,
+            again=(*head, *again) if again else None,
+            reads=name in READING_SCRIPTS,
+            tries=tries,
+        )
 
     async def listen(self, *channels: str) -> AsyncIterator[tuple[str, bytes]]:
         """
@@ -492,8 +597,10 @@ class Link:
                         await connection.disconnect(nowait=True)
 
     def _new_connection(self) -> Any:
-        make: Callable[[], Any] = self._pool.make_connection
-        return make()
+        pool: Any = self._pool
+        pool.connection_class = _quiet(pool.connection_class)
+        with importing():  # what the first one needs
+            return pool.make_connection()
 
     async def _keep(self, wire: Wire) -> None:
         if self._closed:
@@ -526,3 +633,33 @@ class Link:
             self._telling.cancel()
             await asyncio.wait([self._telling])
         await self.drop_idle()
+
+
+def _works_when_full(name: str) -> bool:
+    """
+    Return whether a server at its memory limit runs a script: one that brings no work in.
+    """
+    return not {"allow-oom", "no-writes"}.isdisjoint(load(name).flags)
+
+
+class _Quiet:
+    """
+    A connection of redis-py that leaves a loop which was only closed without a traceback.
+
+    What waits for an answer is collected then, and redis-py needs a loop to close the connection.
+    """
+
+    async def disconnect(self, *words: Any, **options: Any) -> None:
+        """
+        Close the connection, or leave that to the collector where its loop is closed.
+        """
+        with suppress(RuntimeError):
+            await super().disconnect(*words, **options)  # type: ignore[misc]  # of the class beside it
+
+
+@cache
+def _quiet(kind: Any) -> Any:
+    """
+    Return a class of connections as one that is `_Quiet`.
+    """
+    return kind if issubclass(kind, _Quiet) else type(kind.__name__, (_Quiet, kind), {})

@@ -4,13 +4,14 @@ What a handler may ask about the job it is running.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from duly.codec import decode_envelope
+from duly.codec import decode_envelope, encode
 from duly.errors import UsageError
 from duly.job import moment
 
@@ -38,6 +39,15 @@ class _Done:
 
 _DONE = _Done()
 _making_event = threading.Lock()
+
+
+def _renew_lock() -> None:
+    # Whoever held it when the process was forked does not exist in the child.
+    global _making_event  # noqa: PLW0603  # it guards all jobs of the process
+    _making_event = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 class CurrentJob:
@@ -204,6 +214,17 @@ def current_job() -> CurrentJob:
         return CURRENT.get()
     except LookupError:
         raise UsageError("current_job() is only known inside a handler that a worker runs") from None
+
+
+def fits(context: dict[str, Any], limit: int) -> bool:
+    """
+    Return whether a job can have this context, of at most *limit* bytes.
+    """
+    try:
+        encode(context, what="context", limit=limit)
+    except UsageError:
+        return False
+    return True
 
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})

@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from duly.codec import signature_of
 from duly.documents import error_of
+from duly.failure import signature_of
 from duly.job import JobState
 from duly.select import Selection, select
 

@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from duly.codec import Unreadable, decode
-from duly.durations import say_time
-from duly.job import Job, JobState, moment
+from duly.codec import Envelope, Unreadable, decode
+from duly.durations import say_ms
+from duly.job import Job, JobKey, JobState
 from duly.options import TOLD
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 
 class _Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,12 +23,27 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     crashes: int
     due_at: str | None
+    scheduled_for: str | None
+    created_at: str | None
+    updated_at: str | None
     started_at: str | None
     finished_at: str | None
     lateness_ms: int | None
 
 
-class EndedJob(_Told, frozen=True, kw_only=True):
+if TYPE_CHECKING:
+    _WithOptions = _Told
+else:
+    _WithOptions = msgspec.defstruct(
+        "_WithOptions",
+        [(option.name, option.told) for option in TOLD],
+        bases=(_Told,),
+        frozen=True,
+        kw_only=True,
+    )
+
+
+class EndedJob(_WithOptions, frozen=True, kw_only=True):
     """
     What a reply tells of its job.
     """
@@ -40,32 +52,18 @@ class EndedJob(_Told, frozen=True, kw_only=True):
     error: dict[str, Any] | None
 
 
-class _Claimed(_Told, frozen=True, kw_only=True):
-    worker: str | None
-    lease_until: str | None
-
-
-if TYPE_CHECKING:
-    _WithOptions = _Claimed
-else:
-    _WithOptions = msgspec.defstruct(
-        "_WithOptions",
-        [(option.document, option.told) for option in TOLD],
-        bases=(_Claimed,),
-        frozen=True,
-        kw_only=True,
-    )
-
-
 class JobDocument(_WithOptions, frozen=True, kw_only=True):
     """
     One job; what does not apply to it is null.
     """
 
+    worker: str | None
+    lease_until: str | None
     progress: Any
     payload: Any
     unreadable: str | None
     result: Any
+    result_gone: bool
     error: dict[str, Any] | None
 
 
@@ -98,19 +96,38 @@ def fields_of(job: Job) -> dict[str, Any]:
         priority=job.priority,
         attempts=job.attempts,
         crashes=job.crashes,
-        due_at=_said(job.due_at),
-        started_at=_said(job.started_at),
-        finished_at=_said(job.finished_at),
+        due_at=say_ms(job.due_ms),
+        scheduled_for=say_ms(job.scheduled_ms),
+        created_at=say_ms(job.created_ms),
+        updated_at=say_ms(job.updated_ms),
+        started_at=say_ms(job.started_ms),
+        finished_at=say_ms(job.ended_ms),
         lateness_ms=job.lateness_ms,
         worker=job.worker or None,
-        lease_until=_said(moment(job.lease_ms)) if job.state is JobState.running else None,
+        lease_until=say_ms(job.lease_ms) if job.state is JobState.running else None,
         progress=value_of(job.progress),
         payload=payload,
         unreadable=unreadable,
         result=value_of(job.outcome) if succeeded else None,
+        result_gone=job.result_gone,
         error=error_of(job),
-        **{option.document: option.tell(option.of(job)) for option in TOLD},
+        **told_options(job),
     )
+
+
+def told_options(job: Job) -> dict[str, Any]:
+    """
+    What a document says about the options of a job, by their names: as they were sent, attempts as they hold.
+    """
+    said = _IN_RECORD if job.envelope in (None, _EMPTY) else TOLD
+    options = _UNSAID | {option.name: option.tell(option.of(job)) for option in said}
+    options["max_attempts"] = job.max_attempts or options["max_attempts"]
+    return options
+
+
+_EMPTY = Envelope()
+_IN_RECORD = tuple(option for option in TOLD if option.kept == "record")
+_UNSAID: dict[str, Any] = dict.fromkeys(option.name for option in TOLD)
 
 
 def error_of(job: Job) -> dict[str, Any] | None:
@@ -121,6 +138,28 @@ def error_of(job: Job) -> dict[str, Any] | None:
         return None
     told = value_of(job.outcome)
     return told if isinstance(told, dict) else {"type": "unknown", "message": str(told)}
+
+
+def public_error_of(job: Job) -> dict[str, Any] | None:
+    """
+    Return the same for callers who may not see what a handler wrote: the type, and a reference.
+
+    A reference is the id and the attempt, by which the worker's log and `duly jobs show` tell the message.
+    """
+    told = error_of(job)
+    if told is None or told.keys() == {"type"}:
+        return told
+    return {"type": told.get("type"), "reference": f"{job.id}#{job.attempts}"}
+
+
+def result_gone(key: JobKey) -> str:
+    """
+    Say that a job has succeeded and its result is gone, and what to do about the next one.
+    """
+    return (
+        f"{key} has succeeded, but its result was not kept: with retain=0 (or keep_succeeded=0) it is kept "
+        "only if somebody waits for it already when the job ends; send such jobs with retain=60, or longer"
+    )
 
 
 def error_line(job: Job) -> str:
@@ -149,7 +188,3 @@ def _payload(data: bytes) -> tuple[Any, str | None]:
         return (decode(data) if data else None), None
     except Unreadable:
         return None, data.decode(errors="backslashreplace")
-
-
-def _said(moment_: datetime | None) -> str | None:
-    return None if moment_ is None else say_time(moment_)

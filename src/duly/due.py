@@ -9,23 +9,49 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
     from duly.connection import Link
     from duly.keys import ShardKeys
 
 TOPICS_AT_ONCE = 64  #: indexes that one call reads
 TOPICS_COUNTED = 100
+SCANNED_AT_ONCE = 1_000  #: pairs that one call reads of a hash or an index of topics
 FIRST_LOOK = 16  #: members of each of them, where there are many; whoever needs more asks again
 
 Scored = tuple[bytes, bytes]  #: a member and its score
+
+
+async def scan(link: Link, command: str, key: str, match: str = "*") -> AsyncIterator[list[Scored]]:
+    """
+    Read a hash or a sorted set by HSCAN or ZSCAN, a bounded number of pairs at a time.
+
+    What stays in it meanwhile is among them, once or several times, if its name is like *match*.
+    """
+    cursor = b"0"
+    while True:
+        cursor, found = await link.call(command, key, cursor, "MATCH", match, "COUNT", SCANNED_AT_ONCE)
+        yield list(zip(found[::2], found[1::2], strict=True))
+        if cursor == b"0":
+            return
 
 
 async def scheduled_topics(link: Link, keys: ShardKeys) -> list[str]:
     """
     The topics with scheduled jobs, the one with the earliest first.
     """
-    return [name.decode() for name in await link.call("ZRANGE", keys.fixed["next_due"], 0, -1)]
+    found: dict[bytes, bytes] = {}
+    async for page in scan(link, "ZSCAN", keys.fixed["next_due"]):
+        found |= page
+    return [name.decode() for name, _ in sorted(found.items(), key=_order)]
+
+
+async def counted_topics(link: Link, keys: ShardKeys) -> AsyncIterator[set[str]]:
+    """
+    The topics that the shard keeps counters of, page by page.
+    """
+    async for page in scan(link, "HSCAN", keys.fixed["topics"]):
+        yield {field.decode().partition(":")[0] for field, _ in page}
 
 
 async def due_scores(

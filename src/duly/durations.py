@@ -1,5 +1,9 @@
 """
 Lengths of time and moments as people write them: 90, 90s, 1h30m, PT1H30M; 2026-01-01T09:00:00+01:00.
+
+A length of time is seconds, a timedelta or text wherever one is asked for: in Python, in settings, over HTTP,
+in columns of Spark and on the command line.  It counts to the microsecond, and is rounded up to the
+millisecond, so that nothing starts before it was asked to.
 """
 
 from __future__ import annotations
@@ -8,9 +12,19 @@ import math
 import re
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
+from functools import lru_cache
+from typing import TypeAlias
 
-from duly.backoff import MAX_WAIT_MS, wait_ms
 from duly.errors import UsageError
+
+Seconds: TypeAlias = float | timedelta | str  #: what users write for a length of time: 90, or "1m30s"
+
+MAX_DUE_MS = 253_402_300_799_999  #: the last millisecond of the year 9999
+MAX_WAIT_MS = MAX_DUE_MS - 4_102_444_800_000  #: stays within the year 9999 when begun before 2100
+
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001  # in UTC, as every time that is told
+
+MAX_TEXT = 200  #: characters of a duration
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
@@ -29,45 +43,92 @@ _RFC_3339 = re.compile(
 )
 
 
-def parse_duration(value: object, what: str = "duration") -> int:
+def parse_duration(value: object, what: str = "") -> int:
     """
     Return milliseconds, rounded up, of a number of seconds, a timedelta, or text: 90, 1.5s, 1h30m, PT1H30M.
 
     Raises:
-        UsageError: It is none of these, or longer than a calendar.
+        UsageError: It is none of these, negative, or longer than a calendar; *what* names it.
     """
-    if not isinstance(value, str):
-        return wait_ms(value, what)  # type: ignore[arg-type]  # it checks
+    if type(value) is int and 0 <= value <= MAX_WAIT_MS // 1_000:  # by far the most, and asked of every job
+        return value * 1_000
+    if isinstance(value, str):
+        return _parse_text(value, what)
+    if isinstance(value, timedelta):
+        ms = value.days * 86_400_000 + value.seconds * 1_000 - (-value.microseconds // 1_000)
+        if value.days >= 0 and ms <= MAX_WAIT_MS:
+            return ms
+    elif isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise UsageError(
+            f"{what or 'a duration'} must be seconds, a timedelta or text like 1h30m, not {value!r}"
+        )
+    elif 0 <= value <= MAX_WAIT_MS / 1_000:  # false for NaN
+        return value * 1_000 if isinstance(value, int) else -(-round(value * 1_000_000) // 1_000)
+    raise UsageError(f"{_named(value, what)} must be zero or more and end before the year 10000")
+
+
+def parse_timeout(value: Seconds | None, what: str = "timeout") -> float | None:
+    """
+    Return for how many seconds to wait at most, None for ever.
+
+    A number or timedelta below zero is what is left of a time that is over: there is nothing to wait for.
+
+    Raises:
+        UsageError: It is no length of time.
+    """
+    if value is None:
+        return None
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value < 0:
+        return 0.0
+    if isinstance(value, timedelta) and value.days < 0:
+        return 0.0
+    return parse_duration(value, what) / 1_000
+
+
+def _parse_text(value: str, what: str) -> int:
     text = value.strip()
+    if len(text) > MAX_TEXT:
+        raise UsageError(
+            f"{what or 'a duration'} must be text of at most {MAX_TEXT} characters, not {len(text)}"
+        )
     if _PLAIN.fullmatch(text):
         exact = Fraction(text) * 1_000
     elif _PARTS.fullmatch(text):
-        exact = _sum(value, [(unit, number) for number, unit in _PART.findall(text)])
+        exact = _sum(value, what, [(unit, number) for number, unit in _PART.findall(text)])
     elif (iso := _ISO.fullmatch(text.upper())) and any(iso[unit] for unit in "wdhms"):
         # A T that nothing follows is a slip of the pen.
         if iso["time"] == "T":
-            raise _no_duration(value)
-        exact = _sum(value, [(unit, iso[unit]) for unit in "wdhms" if iso[unit]])
+            raise _no_duration(value, what)
+        exact = _sum(value, what, [(unit, iso[unit]) for unit in "wdhms" if iso[unit]])
     elif _ISO_CALENDAR.fullmatch(text.upper()):
         raise UsageError(
-            f"{value!r} has years or months, which have no fixed length; write days: P365D or 365d"
+            f"{_named(value, what)} has years or months, which have no fixed length; "
+            "write days: P365D or 365d"
         )
     else:
-        raise _no_duration(value)
+        raise _no_duration(value, what)
     if exact > MAX_WAIT_MS:
-        raise UsageError(f"{what}={value!r} must end before the year 10000")
+        raise UsageError(f"{_named(value, what)} must end before the year 10000")
     return math.ceil(exact)
 
 
-def _sum(value: str, parts: list[tuple[str, str]]) -> Fraction:
+def _sum(value: str, what: str, parts: list[tuple[str, str]]) -> Fraction:
     units = [unit for unit, _ in parts]
     if units != sorted(set(units), key=_UNITS_MS.__getitem__, reverse=True):
-        raise UsageError(f"{value!r} is no duration: name each unit once, the longest first, as in 1d12h30m")
+        raise UsageError(
+            f"{_named(value, what)} is no duration: name each unit once, the longest first, as in 1d12h30m"
+        )
     return sum((Fraction(number) * _UNITS_MS[unit] for unit, number in parts), Fraction())
 
 
-def _no_duration(value: str) -> UsageError:
-    return UsageError(f"{value!r} is no duration; write 500ms, 15s, 1h30m, 14d, PT1H30M or seconds")
+def _no_duration(value: str, what: str) -> UsageError:
+    return UsageError(
+        f"{_named(value, what)} is no duration; write 500ms, 15s, 1h30m, 14d, PT1H30M or seconds"
+    )
+
+
+def _named(value: object, what: str) -> str:
+    return f"{what}={value!r}" if what else repr(value)
 
 
 def parse_time(text: str, what: str = "") -> datetime:
@@ -116,3 +177,15 @@ def say_time(moment: datetime) -> str:
     A moment in RFC 3339, in UTC, to the millisecond.
     """
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def say_ms(ms: int | None) -> str | None:
+    """
+    The same of integer milliseconds; None for never, which is 0 or None.
+    """
+    return f"{_second(ms // 1_000)}.{ms % 1_000:03d}Z" if ms else None
+
+
+@lru_cache(maxsize=4_096)
+def _second(s: int) -> str:
+    return (_EPOCH + timedelta(seconds=s)).isoformat()

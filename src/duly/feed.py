@@ -6,26 +6,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from duly.errors import DulyError
+from duly.errors import EventsLost
 from duly.events import Offset, events_of, packed, unpack
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from duly.events import Event, Packed
     from duly.store import Store
 
-
-class EventsLost(DulyError):
-    """
-    Events between an offset and what is there now are gone, or the server was rolled back.
-    """
-
-    def __init__(self, shard: int, after: Offset | None, first: int | None, why: str) -> None:
-        since = after.counter + 1 if after else 1
-        until = first - 1 if first is not None else None
-        super().__init__(
-            f"events {since} to {'?' if until is None else until} of shard {shard} are lost: {why}"
-        )
-        self.shard, self.after, self.first, self.why = shard, after, first, why
+__all__ = ["EventsLost", "Feed"]
 
 
 class Feed:
@@ -86,6 +76,23 @@ class Feed:
                 raise EventsLost(shard, at, None, "the server was rolled back to an earlier state")
             raise EventsLost(shard, at, first.counter, "trimmed before they were read")
         return read
+
+    async def news(self, after: Sequence[Offset | None], block_s: float) -> set[int]:
+        """
+        Wait until something has happened after the offsets of all shards, in one call that holds up no other.
+
+        A server that was rolled back stays silent until it has come as far again: who waits looks at every
+        shard now and then, whether or not there is news.
+
+        Returns: the shards with news, none if there was none within *block_s*.
+        """
+        keys = [self._key(shard, "events").encode() for shard in range(len(after))]
+        ids = [f"{offset.counter}-0" if offset else "0-0" for offset in after]
+        # Zero would block for ever.
+        block_ms = max(1, int(block_s * 1000))
+        head = ("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS")
+        reply = await self._store.link.call(*head, *keys, *ids, block_s=block_ms / 1000)
+        return {keys.index(key) for key, _ in reply or ()}
 
     async def oldest(self, shard: int, limit: int = 100) -> list[tuple[Offset, list[Event]]]:
         """

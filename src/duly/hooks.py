@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from duly.context import CurrentJob
 from duly.interruption import is_interruption
-from duly.logs import place_of
+from duly.logs import BRIEF, describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,10 +56,13 @@ class Hooks:
                 answer = hook(*about)
                 if inspect.isawaitable(answer):
                     await answer
-            except BaseException as error:  # named without its message, which may quote a payload
+            except BaseException as error:
                 if is_interruption(error, task):
                     raise
                 job = about[0] if about and isinstance(about[0], CurrentJob) else None
-                log.error(  # noqa: TRY400  # as above
-                    "hook on_%s failed: %s", moment, place_of(error), extra=job.log_fields() if job else None
+                log.error(  # noqa: TRY400  # with its description in the line, which goes without its traceback
+                    "hook on_%s failed: %s",
+                    *(moment, describe(error)),
+                    exc_info=error,
+                    extra=job.log_fields() | BRIEF if job else BRIEF,
                 )

@@ -8,10 +8,16 @@ what it inherited, so it never repeats its parent.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 import threading
 import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from duly.job import Order
 
 ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  #: in the order of ASCII
 PAIRS = tuple(high + low for high in ALPHABET for low in ALPHABET)
@@ -53,12 +59,16 @@ class _Pieces:
         self._left.clear()
 
 
+SET_BACK_MS = 60_000  #: a clock that goes back by more was wrong before
+
+
 class _Ids:
     """
     Ids that grow within a process: 8 characters of time, then 14 for 80 random bits.
 
     A new millisecond draws all 80 bits; within one (or while the clock runs
-    backwards) the lower half counts up from where it was drawn.
+    backwards) the lower half counts up from where it was drawn.  A clock that is
+    set back by far, as after a test with frozen time, is followed.
 
     As many bits as a ULID has, in 22 characters instead of 26: the id of a
     waiting job stands in the server's memory twice.
@@ -84,7 +94,7 @@ class _Ids:
         """
         ms = time.time_ns() // 1_000_000
         with self._lock:
-            if ms > self._ms:
+            if ms != self._ms and not self._ms - SET_BACK_MS <= ms < self._ms:
                 self._begin(ms)
             elif self._count == _HALF - 1:
                 self._begin(self._ms + 1)
@@ -127,3 +137,44 @@ if hasattr(os, "register_at_fork"):
 new_id = _ids.take  #: a job id: 22 characters, later ones sort behind earlier ones
 new_request = _requests.take  #: six bytes that tell a replayed call from a new one
 new_nonce = _nonces.take  #: eight bytes that make a token unlike any other of the same number
+
+
+def request_of(order: Order) -> bytes:
+    """
+    The six bytes that tell a call for a job from another one: those of its sender, or new ones.
+    """
+    return _requests.take() if order.once is None else order.once.request
+
+
+@dataclass(frozen=True, slots=True)
+class Repeatable:
+    """
+    A call that its sender may send again, also to another process: it is known by the same each time.
+    """
+
+    digest: bytes  #: of all that tells it from other calls
+    age_ms: int | None = (
+        None  #: how long ago it was sent first; None if it is sent so now, as far as is known
+    )
+
+    def nonce(self, *parts: str) -> bytes:
+        """
+        The nonce of one of its parts, which several script calls may be made of.
+        """
+        return self._derived("\0".join(("nonce", *parts)), 8)
+
+    @property
+    def request(self) -> bytes:
+        """
+        The request id of every job that it is about.
+        """
+        return self._derived("request", 6)
+
+    def next(self) -> Repeatable:
+        """
+        The call that follows it where this one was refused, and which is another one.
+        """
+        return replace(self, digest=self._derived("next", 16))
+
+    def _derived(self, what: str, size: int) -> bytes:
+        return hashlib.blake2b(what.encode(), key=self.digest, digest_size=size).digest()

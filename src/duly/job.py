@@ -4,12 +4,13 @@ The nouns of duly: a job to be, a job as it is, a lease on it.  Frozen values, n
 
 from __future__ import annotations
 
+import functools
 import re
 import zlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
     from duly.codec import Envelope
 
 TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_is_topic = functools.lru_cache(maxsize=4_096)(TOPIC.fullmatch)  # asked of every job that is sent
+RESERVED = "duly."  #: begins topics that are not for users
 ID = re.compile(r"[A-Za-z0-9._~:@=+-]{1,200}")
+
+PER_MS = 1_000  #: revisions, and numbers of stream entries: they are microseconds, of a whole ms and on
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -101,12 +106,14 @@ def check_topic(topic: str, what: str = "topic") -> str:
     Raises:
         UsageError: It is not.
     """
-    if not isinstance(topic, str) or not TOPIC.fullmatch(topic):
+    if not isinstance(topic, str) or not _is_topic(topic):
         msg = (
             f"invalid {what} {topic!r}: use 1 to 100 of the characters A-Z a-z 0-9 . _ - "
             "and begin with a letter or a digit"
         )
         raise UsageError(msg)
+    if topic.startswith(RESERVED):
+        raise UsageError(f"invalid {what} {topic!r}: names that begin with {RESERVED} are duly's own")
     return topic
 
 
@@ -143,6 +150,25 @@ def moment(ms: int | None) -> datetime | None:
     return _EPOCH + timedelta(milliseconds=ms) if ms else None
 
 
+class Once(msgspec.Struct, frozen=True, gc=False):
+    """
+    Which call makes a job, for a sender that may repeat it later and from elsewhere: see `duly.idempotency`.
+    """
+
+    request: bytes  #: six bytes; a repeated call has the same, and finds what it made
+    entry: str = ""  #: what is kept of the call has this name; empty for nothing
+    digest: bytes = b""  #: of what it asks for
+    keep_ms: int = 0  #: how long the entry stays
+    since_ms: int = 0  #: when it was made the first time; 0 if this is the first time
+
+    @property
+    def seen(self) -> int:
+        """
+        The highest revision that a job can have had when the call was made the first time.
+        """
+        return (self.since_ms + 1) * PER_MS - 1 if self.since_ms else 2**62
+
+
 # Without garbage collection for values that hold no others but bytes and text: a hundred thousand of them
 # made the collector the busiest part of a bulk enqueue.
 class Order(msgspec.Struct, frozen=True, gc=False):
@@ -161,9 +187,12 @@ class Order(msgspec.Struct, frozen=True, gc=False):
     max_crashes: int = 0  #: 0 means the worker's default
     envelope: bytes = b""  #: of `duly.codec.Envelope`: reply_to, and what only clients read
     on_conflict: OnConflict = "keep"
+    created_ms: int = 0  #: when it was accepted first; 0 means now
+    awaited: bool = False  #: its sender waits for its end: its result is kept for a minute at least
+    once: Once | None = None  #: None: nobody repeats the call but the connection itself
 
 
-class Placed(msgspec.Struct, frozen=True, gc=False):
+class Placed(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """
     The store's answer to one enqueue, reschedule or requeue.
     """
@@ -173,6 +202,7 @@ class Placed(msgspec.Struct, frozen=True, gc=False):
     revision: int
     due_ms: int
     state: JobState
+    in_session: bool = False  #: of the caller: the job is there once that commits
 
     @property
     def created(self) -> bool:
@@ -203,6 +233,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
     payload: bytes
     envelope: bytes = b""
     half: int = 0  #: of the group that crashed together, if the job is a suspect
+    record: bytes = b""  #: of the job, as it was claimed; empty where nobody reads it
 
     @property
     def fence_bytes(self) -> bytes:
@@ -217,6 +248,16 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
         The token as text: grows with every claim of the job, so handlers can fence their own writes.
         """
         return f"{self.token:016d}-{self.nonce.hex()}"
+
+
+class Ended(NamedTuple):
+    """
+    What a waiter is told of a job that has ended.
+    """
+
+    state: JobState
+    outcome: bytes  #: the result of a succeeded job, the error document of others
+    result_gone: bool = False  #: it has succeeded, and its result was not kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,15 +275,21 @@ class Job:
     crashes: int
     payload: bytes
     due_ms: int
+    scheduled_ms: int = 0  #: when it was due first
+    created_ms: int = 0  #: when it was accepted first
+    updated_ms: int = 0  #: when it changed its state or its due time last
     started_ms: int = 0
     ended_ms: int = 0
     lateness_ms: int | None = None
     worker: str = ""
     lease_ms: int = 0  #: when the lease of a running job runs out
     outcome: bytes = b""  #: the result of a succeeded job, the error document of others
+    result_gone: bool = False  #: it has succeeded, and its result was not kept
     progress: bytes = b""
     ttr_ms: int = 0
     expires_ms: int = 0
+    retain_s: int | None = None  #: how long it is kept once it has ended; None means the namespace's
+    max_attempts: int | None = None  #: how many runs it has at most: by itself, its handler or the settings
     envelope: Envelope | None = field(default=None, repr=False)
 
     @property
@@ -258,6 +305,62 @@ class Job:
         When its next (or last) run is due.
         """
         return moment(self.due_ms)
+
+    @property
+    def scheduled_for(self) -> datetime | None:
+        """
+        When its first run was due, as it was sent or rescheduled; retries and snoozes leave it.
+        """
+        return moment(self.scheduled_ms)
+
+    @property
+    def created_at(self) -> datetime | None:
+        """
+        When its id was accepted first; a replacement, a new due time and a requeue leave it.
+        """
+        return moment(self.created_ms)
+
+    @property
+    def updated_at(self) -> datetime | None:
+        """
+        When it changed its state or its due time last; heartbeats and progress leave it.
+        """
+        return moment(self.updated_ms)
+
+    @property
+    def expires(self) -> datetime | None:
+        """
+        When it must not start any more; None if that is not said.
+        """
+        return moment(self.expires_ms)
+
+    @property
+    def ttr(self) -> timedelta | None:
+        """
+        How long one run may take; None for as long as its handler says.
+        """
+        return timedelta(milliseconds=self.ttr_ms) if self.ttr_ms else None
+
+    @property
+    def retain(self) -> timedelta | None:
+        """
+        How long it is kept once it has ended; None for as long as the namespace says.
+        """
+        return None if self.retain_s is None else timedelta(seconds=self.retain_s)
+
+    @property
+    def callback(self) -> str | None:
+        """
+        The URL that it is sent to; None if a handler runs it.
+        """
+        return self.envelope.callback if self.envelope else None
+
+    @property
+    def backoff(self) -> dict[str, Any] | None:
+        """
+        How long it waits between attempts, in the words of JSON; None for as long as its handler says.
+        """
+        return self.envelope.backoff if self.envelope else None
 
     @property
     def started_at(self) -> datetime | None:

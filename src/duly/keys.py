@@ -41,6 +41,18 @@ class ShardKeys:
             keys = self._lanes[topic] = (*streams, f"{self.prefix}wake:{topic}", f"{self.prefix}due:{topic}")
         return keys
 
+    def idempotency(self, name: str) -> str:
+        """
+        string  of the first request under an Idempotency-Key: when it came, and what is kept of it
+        """
+        return f"{self.prefix}idempotency:{name}"
+
+    def idempotency_share(self, owner: str) -> str:
+        """
+        hash  end of a span of time -> bytes kept until then of requests of one caller
+        """
+        return f"{self.prefix}idempotency_bytes:{owner}"
+
     def stream(self, topic: str, lane: Lane) -> str:
         """
         stream  one entry per job that is ready, or was when it was claimed
@@ -62,7 +74,9 @@ class ShardKeys:
 
 FIXED = {
     "meta": "hash     the shard's numbers: layout, epoch, sequence, event totals, timer slots; of its record",
-    "topics": "hash     '<topic>:<state>' -> count; '<topic>:paused|resumed|limit|callback|lanes|waiting'",
+    "topics": "hash     '<topic>:<state>' -> count; "
+    "'<topic>:paused|resumed|limit|asked|callback|lanes|waiting'; limit is of the shard, asked of all; "
+    "'<topic>:pause_version|limit_version|callback_version' of the last change, by the first shard",
     "jobs": "hash     member -> record",
     "bodies": "hash     member -> body too long for the record",
     "outcomes": "hash     member -> result, or last error",
@@ -78,12 +92,15 @@ FIXED = {
     "overrides": "hash     member -> what became of a far-future job while it waits in its table",
     "hydrated": "set      members that the pass under way has dealt with",
     "callbacks": "list     names of topics with callbacks that are ready: tokens that wake deliverers",
-    "claims": "hash     worker -> nonce and members of its last claim",
+    "claims": "hash     worker -> nonce, client, number and members of its last claim",
     "workers": "hash     worker -> what it says of itself",
     "beats": "zset     worker -> when it was heard last",
     "api_keys": "hash     api key -> what it may do, and the hash of its secret",
+    "wrong_keys": "zset     address -> when its last wrong API key is forgotten, in the first shard only",
+    "idempotency_bytes": "hash     end of a span of time -> bytes kept of requests until then",
     "runs": "hash     pipeline -> how its last run went, in the first shard only",
     "pace": "hash     run -> microsecond at which its next call may leave, in the first shard only",
+    "probe": "stream   what a readiness probe writes, and removes in the same call",
     "audit": "stream   who changed what by hand, in the first shard only",
     "events": "stream   what happened, one packed entry per script call",
     "consumers": "hash     event consumer -> '<counter> <epoch> <nonce>' it committed",

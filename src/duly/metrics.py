@@ -6,21 +6,23 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
+from weakref import WeakSet
 
+from duly import exposition
 from duly.errors import DulyError, UsageError
+from duly.extras import needed
 from duly.feed import Feed
+from duly.idempotency import callers_of, entries_of
 
-try:
-    from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+with needed("duly.metrics"):
+    from prometheus_client import CollectorRegistry, Counter, Histogram, make_wsgi_app
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
     from prometheus_client.registry import Collector
-except ModuleNotFoundError as error:  # pragma: no cover  # tested in a process of its own
-    msg = "metrics need prometheus-client, which is not installed: pip install 'duly[metrics]'"
-    raise ModuleNotFoundError(msg, name=error.name) from error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
 
     from duly.app import Duly
+    from duly.idempotency import Used
     from duly.services.crew import Crew
     from duly.services.running import Run
     from duly.views import Stats
@@ -166,6 +169,20 @@ METRICS = {
             "Replies that were dropped unread: too many for their queue, or older than a day.",
             "queue",
         ),
+        Metric(
+            "duly_idempotency_bytes",
+            "gauge",
+            (),
+            "Bytes kept of requests with an Idempotency-Key; with a record, as of the last minute.",
+            "queue",
+        ),
+        Metric(
+            "duly_idempotency_fill_ratio",
+            "gauge",
+            (),
+            "How full the share of the fullest caller is; its new keys are refused at 1.",
+            "queue",
+        ),
     )
 }
 
@@ -189,6 +206,19 @@ class _Queue(NamedTuple):
     overdue_s: dict[str, float]
     fill: list[float]
     replies_dropped: int
+    keys: Used  #: of requests that may be sent again
+
+
+_all: WeakSet[Metrics] = WeakSet()  #: of this process
+
+
+def _after_fork() -> None:
+    # Whoever held it when the process was forked does not exist in the child.
+    for each in list(_all):
+        each.renew_lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Metrics(Collector):
@@ -220,7 +250,10 @@ class Metrics(Collector):
         self._with_queue = queue
         self._fresh_s = fresh_s
         self._crews: list[Crew] = []
-        self._reading = threading.Lock()
+        #: By operation and status: to find a metric by its labels costs more than to count.
+        self._served: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        self.renew_lock()
+        _all.add(self)
         self._read_at = float("-inf")
         self._queue: _Queue | None = None
         try:
@@ -236,6 +269,12 @@ class Metrics(Collector):
                 f"the registry has metrics of duly already: use another one for each app ({error})"
             ) from error
         app.hooks.meter = self
+
+    def renew_lock(self) -> None:
+        """
+        Begin with a lock that nobody holds.
+        """
+        self._reading = threading.Lock()
 
     def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
         metric = METRICS[name]
@@ -277,8 +316,13 @@ class Metrics(Collector):
         """
         Count a request that is answered.
         """
-        self._requests.labels(operation, str(status)).inc()
-        self._request_s.labels(operation).observe(seconds)
+        known = self._served.get((operation, status))
+        if known is None:
+            requests = self._requests.labels(operation, str(status))
+            known = self._served[operation, status] = requests, self._request_s.labels(operation)
+        requests, request_s = known
+        requests.inc()
+        request_s.observe(seconds)
 
     def working(self, crew: Crew) -> None:
         """
@@ -315,7 +359,7 @@ class Metrics(Collector):
                 (("buried",), sum(each.buried for each in recoverers)),
             ],
         )
-        yield _family("duly_running_jobs", [((), sum(len(crew.worker.running.runs) for crew in self._crews))])
+        yield _family("duly_running_jobs", [((), sum(len(crew.worker.running) for crew in self._crews))])
         ages = [(loop, age_s) for crew in self._crews for loop, age_s in crew.pulse.ages().items()]
         yield _family("duly_loop_age_seconds", [((loop,), age_s) for loop, age_s in ages])
 
@@ -362,7 +406,9 @@ class Metrics(Collector):
             topic: max(0, now_ms - (await views.waiting_since(topic) or now_ms)) / 1000 for topic in waiting
         }
         fill = [await Feed(store).fill(shard) for shard in range(store.shards)]
-        return _Queue(stats, overdue_s, fill, await views.replies_dropped())
+        callers = callers_of(await (await app.key_ring()).all())
+        keys = await (await entries_of(app)).used(callers)
+        return _Queue(stats, overdue_s, fill, await views.replies_dropped(), keys)
 
 
 def _of_queue(queue: _Queue) -> Iterator[Family]:
@@ -381,6 +427,8 @@ def _of_queue(queue: _Queue) -> Iterator[Family]:
     yield _family("duly_events_fill_ratio", [((str(at),), ratio) for at, ratio in enumerate(queue.fill)])
     yield _family("duly_quarantined_jobs", [((), queue.stats.quarantined)])
     yield _family("duly_replies_dropped_total", [((), queue.replies_dropped)])
+    yield _family("duly_idempotency_bytes", [((), queue.keys.bytes)])
+    yield _family("duly_idempotency_fill_ratio", [((), max(queue.keys.fills.values()))])
 
 
 def _family(name: str, samples: Iterable[tuple[tuple[str, ...], float]] = ()) -> Family:
@@ -401,7 +449,7 @@ def serve(app: Duly, port: int, host: str = "127.0.0.1") -> tuple[Metrics, int]:
     """
     metrics = Metrics(app)
     try:
-        server, _ = start_http_server(port, addr=host, registry=metrics.registry)
+        server = exposition.start(make_wsgi_app(metrics.registry), host, port)
     except OSError as error:
         app.hooks.meter = None
         if error.errno == errno.EADDRINUSE:

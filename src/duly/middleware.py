@@ -4,13 +4,16 @@ Middleware: async functions of an app around every enqueue and around every run 
 
 from __future__ import annotations
 
-import inspect
 import sys
 import time
+from inspect import signature
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from duly.context import CURRENT
+from duly.binding import is_async
+from duly.context import CURRENT, fits
 from duly.errors import UsageError
+from duly.forks import importing
+from duly.newjob import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -30,7 +33,8 @@ AroundHandler: TypeAlias = "Callable[[CurrentJob, Call], Awaitable[object]]"
 
 T = TypeVar("T", bound="Callable[..., Awaitable[Any]]")
 
-TRACE_HEADERS = ("traceparent", "tracestate")  #: W3C Trace Context, https://www.w3.org/TR/trace-context/
+#: W3C Trace Context and Baggage, https://www.w3.org/TR/trace-context/ and https://www.w3.org/TR/baggage/
+TRACE_HEADERS = ("traceparent", "tracestate", "baggage")
 
 
 class Middleware:
@@ -38,7 +42,8 @@ class Middleware:
     The middleware of one app, first added outermost, and what jobs inherit from the job that sends them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
         self.enqueue: list[AroundEnqueue] = []
         self.handler: list[AroundHandler] = []
         self.inherited = dict.fromkeys(TRACE_HEADERS)
@@ -72,9 +77,10 @@ class Middleware:
         self._look_again_s = time.monotonic() + LOOK_S
         # Who has set one up has imported it.
         if self.telemetry is None and "opentelemetry.trace" in sys.modules:
-            from duly.telemetry import found  # noqa: PLC0415  # a package that need not be there
+            with importing():
+                from duly.telemetry import found  # noqa: PLC0415  # a package that need not be there
 
-            self.telemetry = found()
+            self.telemetry = found(self.limits.context)
 
     def inherit(self, job: NewJob[Any]) -> NewJob[Any]:
         """
@@ -84,7 +90,12 @@ class Middleware:
         if sender is None or not (job.context is None or isinstance(job.context, dict)):
             return job
         found = {name: sender.context[name] for name in self.inherited if name in sender.context}
-        return job.options(context=found | (job.context or {})) if found else job
+        context = found | (job.context or {})
+        if "baggage" in found and not fits(context, self.limits.context):
+            # It is no reason to refuse a job.
+            del found["baggage"]
+            context = found | (job.context or {})
+        return job.options(context=context) if context else job
 
     async def send(self, job: NewJob[Any], last: Send) -> JobHandle[Any]:
         """
@@ -112,15 +123,34 @@ class Middleware:
         return await last()
 
 
+def check_callable(fn: T, name: str) -> T:
+    """
+    Return *fn* if it can be called.
+
+    Raises:
+        UsageError: It cannot.
+    """
+    if not callable(fn):
+        raise UsageError(f"{name} takes a function, not {fn!r}")
+    return fn
+
+
 def check_async(fn: T, name: str) -> T:
     """
-    Return *fn* if it is an async function.
+    Return *fn* if it is an async function of a job and what comes next.
 
     Raises:
         UsageError: It is not.
     """
-    if not (inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))):  # noqa: B004  # an object may be called like one
+    if not is_async(fn):
         raise UsageError(f"{name} takes an async function, not {fn!r}: it awaits call_next")
+    try:
+        signature(fn).bind("job", "call_next")
+    except TypeError as error:
+        told = f"{name} calls fn(job, call_next), and {fn!r} cannot be called so: {error}"
+        raise UsageError(told) from None
+    except ValueError:
+        pass  # it has no signature that Python knows
     return fn
 
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from duly.backoff import MAX_DUE_MS, Seconds, from_wire, to_wire, wait_ms
-from duly.codec import encode
-from duly.durations import parse_duration, parse_time, say_time
+from duly.allowlist import check_callback
+from duly.backoff import from_wire, to_wire
+from duly.codec import DEFAULT_CODEC, Unreadable, decode, encode, is_same
+from duly.durations import MAX_DUE_MS, Seconds, parse_duration, parse_time, say_time
 from duly.errors import UsageError
 from duly.job import OnConflict, Priority, check_topic, moment
-from duly.urls import parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,10 @@ def due_at_ms(due_at: datetime) -> int:
 
 def _since_epoch(time: datetime, what: str) -> timedelta:
     if not isinstance(time, datetime):
-        raise UsageError(f"{what} must be a datetime, not {time!r}")
+        raise UsageError(
+            f"{what} must be a datetime with a time zone, such as datetime.now(UTC) + timedelta(minutes=5), "
+            f"not {time!r}"
+        )
     try:
         return time - _EPOCH
     except TypeError:
@@ -62,7 +65,7 @@ def positive_ms(wait: Seconds, what: str) -> int:
     Raises:
         UsageError: It is not more than zero.
     """
-    ms = wait_ms(wait, what)
+    ms = parse_duration(wait, what)
     if not ms:
         raise UsageError(f"{what} must be more than zero")
     return ms
@@ -90,7 +93,7 @@ def _positive_ms(wait: Seconds, option: Option, _: Limits) -> int:
 
 
 def _seconds(wait: Seconds, option: Option, _: Limits) -> int:
-    return -(-wait_ms(wait, option.name) // 1_000)
+    return -(-parse_duration(wait, option.name) // 1_000)
 
 
 def _count(number: int, option: Option, _: Limits) -> int:
@@ -100,7 +103,21 @@ def _count(number: int, option: Option, _: Limits) -> int:
 def _object(value: object, option: Option, limits: Limits) -> dict[str, Any] | None:
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise UsageError(f"{option.name} must be a dict with str keys, not {value!r}")
-    encode(value, what=option.name, limit=limits.context)
+    try:
+        read = decode(encode(value, what=option.name, limit=limits.context))
+    except UsageError as error:
+        if "has no form in JSON" not in str(error):
+            raise
+        # No annotation says how to read it, so the app's codec is not asked.
+        raise UsageError(f"{error}; it holds what JSON has, and no types of app.codec") from None
+    except Unreadable as error:  # the stack of this process ended in between
+        raise UsageError(f"{option.name} cannot be read again: {error}") from None
+    for name, given in value.items():
+        if not is_same(given, read[name], DEFAULT_CODEC, alternatives=()):
+            raise UsageError(
+                f"{option.name} must hold what JSON has, and {name!r} would arrive as something else; "
+                "write it as text, a number, a list or a dict"
+            )
     return value or None
 
 
@@ -131,7 +148,9 @@ class Kind:
     pack: Callable[[Any, Option, Limits], Any]  #: checks what Python takes and makes what is kept of it
 
 
-def _read_duration(value: object, what: str) -> timedelta:
+def _read_duration(value: object, what: str) -> int | timedelta:
+    if type(value) is int:  # as nearly all that is sent, and packing checks it
+        return value
     return timedelta(milliseconds=parse_duration(value, what))
 
 
@@ -146,7 +165,7 @@ _SPAN: Any = {
     "column": "number of seconds, string or interval",
     "sql": "long",
     "compared": "duration",
-    "told": int,
+    "told": float,
     "read": _read_duration,
 }
 DURATION = Kind(**_SPAN, pack=_seconds)  #: zero or more
@@ -159,11 +178,12 @@ TIME = Kind(
     read=_read_time,
     pack=_deadline_ms,
 )
+_SPANS = (DURATION, POSITIVE_DURATION)
 COUNT = Kind(json=int, column="integer", sql="int", compared="number", pack=_count)
 WORD = Kind(json=str, column="string", pack=_as_it_is)
 ID = Kind(json=str, column="string or integer", pack=_as_it_is)
 NAME = Kind(json=str, column="string", pack=_name)
-URL = Kind(json=str, column="string", pack=lambda url, _, __: parse_url(url).url)
+URL = Kind(json=str, column="string", pack=lambda url, _, limits: check_callback(url, limits.callbacks))
 OBJECT = Kind(json=dict[str, Any], column="string of a JSON object, or struct, map", pack=_object)
 BACKOFF = Kind(
     json=dict[str, Any],
@@ -191,7 +211,7 @@ class Option:
     most: int = 65_535  #: of a count
     kept: Literal["record", "envelope"] | None = None  #: None: in the job's key or place, or not at all
     field: str = ""  #: where it is kept: of `Order` and `Job`, or of `Envelope`; its name if not said
-    document: str = ""  #: the field of the job's document; none if it is not told
+    document: bool = False  #: whether the job's document tells it, under its name
     flag: bool = True  #: whether `duly enqueue` takes it
     column: bool = True  #: whether Spark writes it
     filtered: bool = False  #: whether filters know it
@@ -239,25 +259,39 @@ class Option:
         """
         What JSON says for what is kept.
         """
-        if kept is not None and self.kind in (DURATION, POSITIVE_DURATION):
+        if kept is not None and self.kind in _SPANS:
             # A number with the unit that its field is named for: exact, unlike a fraction.
             return f"{kept}{self.field.rpartition('_')[2]}"
         return self.tell(kept)
 
     def tell(self, kept: Any) -> Any:
         """
-        What the job's document says for what is kept.
+        What the job's document says for what is kept: the same that a request may say.
         """
-        return say_time(moment(kept)) if kept and self.kind is TIME else kept  # type: ignore[arg-type]  # it is one
+        if kept and self.kind is TIME:
+            return say_time(moment(kept))  # type: ignore[arg-type]  # it is one
+        if kept and self.kind in _SPANS and self.field.endswith("_ms"):
+            return kept // 1_000 if kept % 1_000 == 0 else kept / 1_000
+        return kept
+
+    def keep(self, told: Any) -> Any:
+        """
+        Return what is kept for what a document tells: the inverse of `tell`.
+        """
+        if told is None or self.kind not in (TIME, *_SPANS):
+            return told
+        if self.kind is TIME:
+            return due_at_ms(parse_time(told, self.name))
+        return round(told * 1_000) if self.field.endswith("_ms") else int(told)
 
 
-#: In the order of a request's JSON, on which the mark of an Idempotency-Key depends: a new one comes last.
+#: In the order of a request's JSON.
 OPTIONS = (
-    Option("id", ID, "its name within the topic", "order-1", "default: a new one", document="id"),
+    Option("id", ID, "its name within the topic", "order-1", "default: a new one", document=True),
     Option(
         "delay", DURATION, "how long to wait, by the server's clock", "1h30m", "not with due_at", column=False
     ),
-    Option("due_at", TIME, "when to run it", "2036-01-31T09:00:00Z", "at once if past", document="due_at"),
+    Option("due_at", TIME, "when to run it", "2036-01-31T09:00:00Z", "at once if past", document=True),
     Option(
         "expires",
         TIME,
@@ -265,7 +299,7 @@ OPTIONS = (
         "2036-02-01T09:00:00Z",
         kept="record",
         field="expires_ms",
-        document="expires_at",
+        document=True,
         column=False,
         filtered=True,
     ),
@@ -277,7 +311,7 @@ OPTIONS = (
         "default: the handler's",
         kept="record",
         field="ttr_ms",
-        document="ttr_ms",
+        document=True,
     ),
     Option(
         "max_attempts",
@@ -286,7 +320,7 @@ OPTIONS = (
         8,
         "default: the handler's",
         kept="envelope",
-        document="max_attempts",
+        document=True,
     ),
     Option(
         "max_crashes",
@@ -306,6 +340,7 @@ OPTIONS = (
         {"kind": "fixed", "delay": 5},
         "default: the handler's",
         kept="envelope",
+        document=True,
         flag=False,
         column=False,
     ),
@@ -315,7 +350,7 @@ OPTIONS = (
         "what travels with the job",
         {"tenant": "acme"},
         kept="envelope",
-        document="context",
+        document=True,
         filtered=True,
     ),
     Option(
@@ -326,7 +361,7 @@ OPTIONS = (
         "high, normal or low",
         default="normal",
         words=get_args(Priority),
-        document="priority",
+        document=True,
     ),
     Option(
         "on_conflict",
@@ -343,9 +378,10 @@ OPTIONS = (
         DURATION,
         "how long to keep it once it has ended",
         "1d",
-        "default: the namespace's",
+        "a minute at least; 0: neither payload nor result; default: the namespace's",
         kept="record",
         field="retain_s",
+        document=True,
         column=False,
     ),
     Option(
@@ -355,6 +391,7 @@ OPTIONS = (
         "https://example.com/hook",
         "no handler runs it",
         kept="envelope",
+        document=True,
     ),
     Option(
         "reply_to",
@@ -362,7 +399,7 @@ OPTIONS = (
         "a queue of replies, which is told when the job has ended",
         "billing.replies",
         kept="envelope",
-        document="reply_to",
+        document=True,
     ),
 )
 

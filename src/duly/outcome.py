@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from duly.backoff import DEFAULT, Backoff, Seconds, delay_ms, wait_ms
-from duly.codec import error_document, reason_document, signature, signature_of
+from duly.backoff import DEFAULT, Backoff, delay_ms
+from duly.durations import Seconds, parse_duration
 from duly.errors import UsageError
+from duly.failure import error_document, reason_document, signature, signature_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +41,7 @@ class Retry(Planned):
     def __init__(self, delay: Seconds | None = None, reason: str = "") -> None:
         super().__init__(delay, reason)  # from these a copy is made in another process
         self.delay = delay
-        self.delay_ms = None if delay is None else wait_ms(delay)
+        self.delay_ms = None if delay is None else parse_duration(delay, "delay")
         self.reason = str(reason)
 
     def __str__(self) -> str:
@@ -58,7 +59,7 @@ class Snooze(Planned):
     def __init__(self, delay: Seconds) -> None:
         super().__init__(delay)
         self.delay = delay
-        self.delay_ms = wait_ms(delay)
+        self.delay_ms = parse_duration(delay, "delay")
         if not self.delay_ms:
             raise UsageError("snooze for more than zero: what is not counted would run without end")
 
@@ -77,6 +78,16 @@ class Bury(Planned):
 
     def _value(self) -> tuple[object, ...]:
         return (self.reason,)
+
+
+class Unstorable(Exception):
+    """
+    A handler returned what cannot be stored, and no further run mends that.
+    """
+
+    def __init__(self, why: Exception) -> None:
+        super().__init__(str(why))
+        self.why = why
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +142,14 @@ def outcome_of(
     """
     Map what a handler returned, or raised, to the next step of its job.
 
-    The attempt counts from 1.  A result that cannot be stored is a failed attempt, never a lost one.
+    The attempt counts from 1.  A result that cannot be stored buries the job: the work was done, and to
+    repeat it would give the same.
     """
     if not isinstance(answer, (Raised, Planned)):
         try:
             return Ack(encode_result(answer))
+        except Exception as error:  # noqa: BLE001  # encoders are users' code, too
+            return Buried(error_document(error, traceback=traceback), signature(error))
         except BaseException as error:  # noqa: BLE001  # whatever it is, the job must not be lost with it
             answer = Raised(error)
 
@@ -147,6 +161,8 @@ def outcome_of(
             )
         case Bury(reason=reason):
             return Buried(*_told("buried", reason, ending, traceback=traceback))
+        case Unstorable(why=why):
+            return Buried(error_document(why, traceback=traceback), signature(why))
         case Retry(reason=reason):
             told = _told("retry", reason, ending, traceback=traceback)
         case _:
@@ -163,7 +179,14 @@ def _told(word: str, reason: str, ending: Planned, *, traceback: bool) -> tuple[
     """
     Describe a planned ending: by its reason, or by the exception it was raised over.
     """
-    cause = ending.__cause__ or (None if ending.__suppress_context__ else ending.__context__)
+    cause = cause_of(ending)
     if cause is not None and not reason:
         return error_document(cause, traceback=traceback), signature(cause)
     return reason_document(word, reason), signature_of(word, reason)
+
+
+def cause_of(ending: Planned) -> BaseException | None:
+    """
+    The exception that a planned ending was raised over, None if there is none.
+    """
+    return ending.__cause__ or (None if ending.__suppress_context__ else ending.__context__)

@@ -4,25 +4,29 @@ Jobs in quarantine as people and programs see them: their names, and what can st
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from duly.durations import say_time
-from duly.errors import JobNotFound, UsageError
+from duly.errors import JobNotFound
 from duly.events import Verb, rows_of
 from duly.feed import Feed
 from duly.job import JobKey, JobState, moment, shard_of
 from duly.records import HEAD, head_of
+from duly.views import check_cursor, check_keys, check_limit, wrong_cursor
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
     from duly.store import Store
 
 LOOKED_AT = 500  #: the newest script calls of a shard, in which it is looked for when a job was put aside
 STEP = 100
 TEXT_CHARS, WORD_CHARS = 2_000, 4
+
+_CURSOR = re.compile("([0-9]{1,5}):([0-9]{1,20})")  #: a shard, and where its scan goes on
 
 
 class QuarantinedDocument(msgspec.Struct, kw_only=True):
@@ -51,17 +55,102 @@ class QuarantinedContent(QuarantinedDocument, kw_only=True):
     body: bytes  #: likewise, where it is kept apart
 
 
-async def quarantined(store: Store) -> AsyncIterator[list[QuarantinedDocument]]:
+class Quarantine(Protocol):
+    """
+    The jobs in quarantine, wherever they are asked for.
+    """
+
+    async def size(self) -> int:
+        """
+        Return how many there are.
+        """
+
+    async def page(
+        self, cursor: str | None = None, limit: int = 100
+    ) -> tuple[list[QuarantinedDocument], str | None]:
+        """
+        Return some of them and where to go on; a page may be empty and still have a cursor.
+        """
+
+    async def content(self, key: JobKey) -> QuarantinedContent:
+        """
+        Return all that is known of one.
+        """
+
+    async def drop(self, keys: Sequence[JobKey]) -> list[bool]:
+        """
+        Remove some for good; False for each that was not there.
+        """
+
+    async def drop_all(self) -> int:
+        """
+        Remove them all for good; return how many they were.
+        """
+
+
+class StoreQuarantine:
+    """
+    The quarantine of a store.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def size(self) -> int:
+        """
+        Return how many jobs there are.
+        """
+        return sum(await self._store.quarantine_sizes())
+
+    async def page(
+        self, cursor: str | None = None, limit: int = 100
+    ) -> tuple[list[QuarantinedDocument], str | None]:
+        """
+        Return about *limit* of them and where to go on; a page may be empty and still have a cursor.
+        """
+        return await quarantine_page(self._store, cursor, limit)
+
+    async def content(self, key: JobKey) -> QuarantinedContent:
+        """
+        Return all that is known of one.
+
+        Raises:
+            JobNotFound: It is not there.
+        """
+        return await quarantined_content(self._store, key)
+
+    async def drop(self, keys: Sequence[JobKey]) -> list[bool]:
+        """
+        Remove some for good; False for each that was not there.
+        """
+        shards = self._store.shards
+        return [(await self._store.drop(shard_of(*key, shards), [key.member]))[0] for key in check_keys(keys)]
+
+    async def drop_all(self) -> int:
+        """
+        Remove them all for good, also those with names that no job can have; return how many they were.
+        """
+        dropped = 0
+        for shard in range(self._store.shards):
+            cursor = "0"
+            while True:
+                cursor, found = await self._store.quarantined(shard, cursor)
+                dropped += sum(await self._store.drop(shard, [member for member, _ in found]))
+                if cursor == "0":
+                    break
+        return dropped
+
+
+async def quarantined(found: Quarantine) -> AsyncIterator[list[QuarantinedDocument]]:
     """
     Every job in quarantine, some at a time.
     """
-    for shard in range(store.shards):
-        cursor = "0"
-        while True:
-            cursor, found = await store.quarantined(shard, cursor)
-            yield await _documents(store, shard, found)
-            if cursor == "0":
-                break
+    cursor: str | None = None
+    while True:
+        page, cursor = await found.page(cursor)
+        yield page
+        if cursor is None:
+            return
 
 
 async def quarantine_page(
@@ -73,11 +162,12 @@ async def quarantine_page(
     Raises:
         UsageError: The cursor is not one of this list.
     """
-    first, _, after = (cursor or "0:0").partition(":")
-    if not (first.isdecimal() and after.isdecimal() and int(first) < store.shards):
-        raise UsageError(f"cursor={cursor!r} is not one that a page of this list gave")
-    shard = int(first)
-    after, found = await store.quarantined(shard, after, limit)
+    cursor, limit = check_cursor(cursor), check_limit(limit)
+    place = _CURSOR.fullmatch("0:0" if cursor is None else cursor)
+    if place is None or not (int(place[1]) < store.shards and int(place[2]) < 2**64):
+        raise wrong_cursor(cursor)
+    shard = int(place[1])
+    after, found = await store.quarantined(shard, place[2], limit)
     if after == "0":
         following = f"{shard + 1}:0" if shard + 1 < store.shards else None
     else:
@@ -92,6 +182,7 @@ async def quarantined_content(store: Store, key: JobKey) -> QuarantinedContent:
     Raises:
         JobNotFound: It is not there.
     """
+    check_keys([key])
     found = await store.quarantined_job(key)
     if found is None:
         raise JobNotFound(f"{key} is not in quarantine")
@@ -100,23 +191,6 @@ async def quarantined_content(store: Store, key: JobKey) -> QuarantinedContent:
     return QuarantinedContent(
         **msgspec.structs.asdict(document), **readable_parts(record, body), record=record, body=body
     )
-
-
-async def drop_all(store: Store) -> int:
-    """
-    Remove every job from quarantine for good.
-
-    Returns: the number of jobs removed.
-    """
-    dropped = 0
-    for shard in range(store.shards):
-        cursor = "0"
-        while True:
-            cursor, found = await store.quarantined(shard, cursor)
-            dropped += sum(await store.drop(shard, [member for member, _ in found]))
-            if cursor == "0":
-                break
-    return dropped
 
 
 def readable_parts(record: bytes, body: bytes = b"") -> dict[str, Any]:

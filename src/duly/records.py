@@ -8,12 +8,13 @@ import hashlib
 import logging
 from functools import lru_cache
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from duly.codec import readable_envelope
-from duly.job import Job, JobKey, JobState, Lane, Lease
+from duly.job import PER_MS, Job, JobKey, JobState, Lane, Lease
 
 if TYPE_CHECKING:
+    from duly.codec import Envelope
     from duly.job import Order, Priority
 
 log = logging.getLogger("duly.records")
@@ -25,8 +26,13 @@ HEAD = Struct(RUN.format + "Q6s")  #: all of a record but options and body
 FIRST_HEAD = Struct(BASE.format + "Q")  #: what events keep of one that waits for its first run: base and due
 UNKNOWN = 0xFFFFFFFF
 INLINE_BYTES = 1024
-HALF = 32  #: the mark of one half of a group that crashed together
+BODY_DROPPED = 4  #: the mark of a stub, whose payload is gone
+HALF = 32  #: that of one half of a group that crashed together
+RESULT_DROPPED = 64  #: that of a stub whose result is gone, too
 NOBODY = bytes(8)
+CREATED = 1  #: the further part that tells when a job was accepted whose revision is a later one
+FIRST_DUE = 2  #: the one that tells when a job was due first that was retried since
+PART = Struct(">BB6s")
 
 _STATES = tuple(JobState)
 _LANES = tuple(Lane)
@@ -114,6 +120,44 @@ class Record(NamedTuple):
         """
         return self.head.mark >= 128
 
+    @property
+    def options(self) -> bytes:
+        """
+        What its sender said, as `pack_options` writes it.
+        """
+        retain_s = None if self.retain_s == UNKNOWN else self.retain_s
+        return pack_options(self.expires_ms, self.ttr_ms, retain_s, self.max_crashes, self.envelope_bytes)
+
+    @property
+    def created_ms(self) -> int:
+        """
+        When the job was accepted first.
+        """
+        return part_of(self.parts, CREATED) or self.head.revision // PER_MS
+
+
+def part_of(parts: bytes, name: int) -> int:
+    """
+    Return the milliseconds of one of the further parts; 0 if it is not there.
+    """
+    at = 0
+    while at < len(parts):
+        its_name, size = parts[at : at + 2]
+        if its_name == name:
+            return int.from_bytes(parts[at + 2 : at + 2 + size])
+        at += 2 + size
+    return 0
+
+
+def updated_ms(revision: int, verb: int, entry: int, started_ms: int, ended_ms: int, due_ms: int) -> int:
+    """
+    Return when a job changed its state or its due time last, by what its head says.
+    """
+    revised_ms = revision // PER_MS
+    # A job that was due when it was accepted is in line since then, and its entry has a number behind that.
+    lined_up_ms = entry // PER_MS if verb or due_ms > revised_ms else 0
+    return max(revised_ms, lined_up_ms, started_ms, ended_ms)
+
 
 def read(record: bytes) -> Record:
     """
@@ -180,28 +224,35 @@ def options_of(order: Order) -> bytes:
     """
     The options part of a record: empty when nothing was asked for.
     """
+    created = PART.pack(CREATED, 6, order.created_ms.to_bytes(6)) if order.created_ms else b""
     return pack_options(
-        order.expires_ms, order.ttr_ms, order.retain_s, order.max_crashes, len(order.envelope)
+        order.expires_ms, order.ttr_ms, order.retain_s, order.max_crashes, len(order.envelope), created
     )
 
 
 def pack_options(
-    expires_ms: int, ttr_ms: int, retain_s: int | None, max_crashes: int, envelope_bytes: int
+    expires_ms: int,
+    ttr_ms: int,
+    retain_s: int | None,
+    max_crashes: int,
+    envelope_bytes: int,
+    parts: bytes = b"",
 ) -> bytes:
     """
     The same, of an order's single options.
     """
-    if retain_s is None and not (expires_ms or ttr_ms or max_crashes or envelope_bytes):
+    if retain_s is None and not (expires_ms or ttr_ms or max_crashes or envelope_bytes or parts):
         return b""
     # Orders share a script call: one that asks for more than a record holds must not fail them all.
-    return OPTIONS.pack(
+    packed = OPTIONS.pack(
         expires_ms,
         min(ttr_ms, UNKNOWN),
         UNKNOWN if retain_s is None else min(retain_s, UNKNOWN - 1),
         min(max_crashes, 255),
         envelope_bytes,
-        0,
+        len(parts),
     )
+    return packed + parts
 
 
 class Terms(NamedTuple):
@@ -250,6 +301,7 @@ def lease_of(member: bytes, record: bytes, apart: bytes, terms: Terms) -> Lease:
         body[envelope_bytes:] if envelope_bytes else body,
         body[:envelope_bytes] if envelope_bytes else b"",
         marks // HALF & 1,
+        record,
     )
 
 
@@ -268,9 +320,48 @@ def job_of(member: bytes | str, about: list[bytes], worker: str) -> Job:
     The job that `get` found; *worker* is the name of who ran it last.
     """
     record = read(about[0])
+    body = about[1] if record.apart else record.body
+    return _job(
+        member,
+        record,
+        readable_envelope(body[: record.envelope_bytes]),
+        due_ms=int(float(about[4])) if about[4] else record.head.due_ms,
+        payload=body[record.envelope_bytes :],
+        worker=worker,
+        lease_ms=int(float(about[5])) if about[5] else 0,
+        outcome=about[2],
+        result_gone=bool(record.head.marks & RESULT_DROPPED),
+        progress=about[3],
+    )
+
+
+def ended_job(member: bytes, data: bytes, outcome: bytes) -> Job:
+    """
+    The job that a reply tells of: *data* is its record as it was when it ended, without the payload.
+    """
+    # One without its options, as they were written before, must not stop the queue of replies.
+    record = read(data) if is_whole(data) else Record(head_of(data)[0], 0, 0, UNKNOWN, 0, 0, b"", b"")
+    envelope = readable_envelope(record.body)
+    return _job(member, record, envelope, due_ms=record.head.due_ms, payload=b"", outcome=outcome)
+
+
+def leased_job(lease: Lease, envelope: Envelope) -> Job:
+    """
+    The job that a claim brought, as it runs now.
+    """
+    return _job(
+        lease.key.member,
+        read(lease.record),
+        envelope,
+        due_ms=lease.due_ms,
+        payload=lease.payload,
+        lease_ms=lease.expires_ms,
+    )
+
+
+def _job(member: bytes | str, record: Record, envelope: Envelope, *, due_ms: int, **more: Any) -> Job:
     head = record.head
     key = JobKey.of(member)
-    body = about[1] if record.apart else record.body
     return Job(
         topic=key.topic,
         id=key.id,
@@ -279,16 +370,18 @@ def job_of(member: bytes | str, about: list[bytes], worker: str) -> Job:
         priority=head.priority,
         attempts=head.attempts,
         crashes=head.crashes,
-        payload=body[record.envelope_bytes :],
-        due_ms=int(float(about[4])) if about[4] else head.due_ms,
+        due_ms=due_ms,
+        scheduled_ms=part_of(record.parts, FIRST_DUE) or due_ms,
+        created_ms=record.created_ms,
+        updated_ms=updated_ms(
+            *(head.revision, head.verb, head.entry, head.started_ms, head.ended_ms, head.due_ms)
+        ),
         started_ms=head.started_ms,
         ended_ms=head.ended_ms,
         lateness_ms=None if head.lateness_ms == UNKNOWN else head.lateness_ms,
-        worker=worker,
-        lease_ms=int(float(about[5])) if about[5] else 0,
-        outcome=about[2],
-        progress=about[3],
         ttr_ms=record.ttr_ms,
         expires_ms=record.expires_ms,
-        envelope=readable_envelope(body[: record.envelope_bytes]),
+        retain_s=None if record.retain_s == UNKNOWN else record.retain_s,
+        envelope=envelope,
+        **more,
     )

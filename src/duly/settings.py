@@ -8,6 +8,7 @@ A field in milliseconds is set by its name without the unit: `lease_ms` is
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import re
 import tomllib
@@ -17,6 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from urllib.parse import urlsplit
 
+import msgspec
+
+from duly import defaults
+from duly.allowlist import parse_allow
+from duly.backoff import Backoff, check_backoff, from_wire
+from duly.defaults import DEFAULTS, HOUR_MS, Defaults
 from duly.durations import parse_duration
 from duly.errors import UsageError
 from duly.newjob import Limits
@@ -29,15 +36,47 @@ Role: TypeAlias = Literal["auto", "leader", "follower"]
 
 KIB = 1024
 MIB = 1024 * KIB
-HOUR_MS = 3_600_000
 BATCH_BYTES = 1 * MIB  #: in one script call
 
+FILE = "duly.toml"  #: that is read in the working directory
+#: Options of `duly serve` that are variables as well: what only the service needs to know.
+SERVE_VARIABLES = frozenset(
+    f"DULY_SERVE_{word}"
+    for word in (
+        "BATCH_LIMIT",
+        "BODY_LIMIT",
+        "BODY_RATE",
+        "BODY_TIMEOUT",
+        "BURST",
+        "HEADER_LIMIT",
+        "HEADER_TIMEOUT",
+        "IDLE_TIMEOUT",
+        "MAX_CONNECTIONS",
+        "MAX_STREAM",
+        "MAX_STREAMS",
+        "MAX_WAIT",
+        "PAGE_LIMIT",
+        "RATE",
+        "SPOOL_LIMIT",
+        "SPOOL_TOTAL",
+    )
+)
+
 #: Variables that begin with DULY_ and are read elsewhere.
-OTHER_VARIABLES = frozenset({"DULY_API_KEYS", "DULY_CRASH_POINTS"})
+OTHER_VARIABLES = frozenset({"DULY_API_KEYS", "DULY_CRASH_POINTS", "DULY_TESTS"}) | SERVE_VARIABLES
+
+#: What Kubernetes sets in every pod for a Service whose name begins with "duly".
+_SERVICE_LINK = re.compile(
+    r"DULY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
+
+log = logging.getLogger("duly.settings")
+
+_warned: set[str] = set()  #: unknown variables, each told of once
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,50}")
 _API_KEY = re.compile(r"[\x21-\x7e]{1,1000}")
-_SIZE = re.compile(r"([0-9]+) *(B|KiB|MiB|GiB)?")
+_SIZE = re.compile(r"([0-9]{1,18}) *(B|KiB|MiB|GiB)?")
 _SIZE_UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": 1024 * MIB}
 
 
@@ -52,6 +91,11 @@ class Settings:
         default=None, repr=False
     )  #: the server, or an HTTP service; None starts one of our own (may hold a password)
     api_key: str | None = field(default=None, repr=False)  #: for an HTTP service; never printed
+    require_keys: bool = False  #: `duly serve` refuses requests without an API key, also while there is none
+    root_path: str = ""  #: where clients see `duly serve` behind a proxy: /queue; empty for /
+    trusted_proxies: str = ""  #: addresses and networks by commas whose X-Forwarded-For `duly serve` believes
+    idempotency_ms: int = 24 * HOUR_MS  #: how long an Idempotency-Key or an X-Async-Request-Id counts
+    idempotency_bytes: int = 256 * MIB  #: how much is kept of such requests; further ones are refused
     data: Path = Path(".duly")  #: where our own server keeps its files
     durability: Durability = "always"  #: when our own server syncs to disk; everysec is the fast choice
     namespace: str = "duly"  #: begins every key; two namespaces never meet
@@ -65,7 +109,7 @@ class Settings:
     # Who does what, and when
     concurrency: int = 16  #: how many jobs a worker runs at once
     role: Role = "auto"  #: whether this process competes for the timer's duty
-    lease_ms: int = 15_000  #: how long a worker may fall silent before its jobs are recovered
+    lease_ms: int = defaults.LEASE_MS  #: how long a worker may fall silent before its jobs are recovered
     timer_scan_ms: int = 1_000  #: looks for due jobs this often, whatever happens
     recover_scan_ms: int = 1_000  #: looks for expired leases this often
     block_ms: int = 1_000  #: how long an idle worker waits before it asks again
@@ -73,11 +117,18 @@ class Settings:
     drain_grace_ms: int = 25_000  #: how long running jobs may go on after SIGTERM
     stall_ms: int = 60_000  #: a worker that makes no progress for so long exits
 
+    # What holds for jobs that say nothing else, and whose handler does not
+    max_attempts: int = DEFAULTS.max_attempts  #: how many runs a job has at most
+    backoff: Backoff = (
+        DEFAULTS.backoff
+    )  #: how long to wait between attempts; text is JSON, as in `{"kind": "fixed", "delay": 5}`
+    ttr_ms: int = DEFAULTS.ttr_ms  #: how long one run may take
+
     # Where jobs are POSTed to
     callback_secrets: str = field(
         default="", repr=False
     )  #: `whsec_…` by commas, all of which sign; one of some topics only is `mail.*:whsec_…`
-    callback_allow: str = ""  #: networks and hosts by commas that are open although private, or not https
+    callback_allow: str = ""  #: hosts and networks, also for senders, open although private or not https
     callback_ca: Path | None = None  #: certificates to trust instead of the system's
 
     # How large things may be
@@ -86,10 +137,10 @@ class Settings:
     context_limit: int = 8 * KIB  #: what travels with it, and what it reports as progress
 
     # What is kept once it has ended
-    keep_succeeded_ms: int = 24 * HOUR_MS  #: how long, unless the job says otherwise; cancelled ones, too
-    keep_succeeded_bytes: int = 256 * MIB  #: how much of them, in the whole namespace
-    keep_dead_ms: int = 14 * 24 * HOUR_MS  #: how long dead jobs wait for somebody to look
-    keep_dead_bytes: int = 256 * MIB  #: how much of them, in the whole namespace
+    keep_succeeded_ms: int = defaults.KEEP_SUCCEEDED_MS  #: how long, unless the job says; cancelled ones, too
+    keep_succeeded_bytes: int = defaults.KEEP_SUCCEEDED_BYTES  #: how much of them, in the whole namespace
+    keep_dead_ms: int = defaults.KEEP_DEAD_MS  #: how long dead jobs wait for somebody to look
+    keep_dead_bytes: int = defaults.KEEP_DEAD_BYTES  #: how much of them, in the whole namespace
     record_keep_ms: int = 30 * 24 * HOUR_MS  #: how long rows of ended jobs stay in the record
     events_rows: int = 1_000_000  #: per shard
     events_bytes: int = 256 * MIB  #: per shard
@@ -113,11 +164,23 @@ class Settings:
         return self.lease_ms // 3
 
     @property
+    def defaults(self) -> Defaults:
+        """
+        What holds for handlers that say nothing else, and for topics whose handler is not known.
+        """
+        return Defaults(max_attempts=self.max_attempts, backoff=self.backoff, ttr_ms=self.ttr_ms)
+
+    @property
     def limits(self) -> Limits:
         """
         The limits that concern single jobs.
         """
-        return Limits(payload=self.payload_limit, result=self.result_limit, context=self.context_limit)
+        return Limits(
+            payload=self.payload_limit,
+            result=self.result_limit,
+            context=self.context_limit,
+            callbacks=None if self.remote else parse_allow(self.callback_allow),
+        )
 
     @classmethod
     def load(
@@ -167,12 +230,24 @@ class Settings:
             raise UsageError(
                 "record must look like sqlite:///path/to/file, postgresql://user@host/name or mysql://user@host/name"
             )
+        parse_allow(self.callback_allow)
         for name, words in (("durability", get_args(Durability)), ("role", get_args(Role))):
             if getattr(self, name) not in words:
                 raise UsageError(f"{name}={getattr(self, name)!r} must be one of {', '.join(words)}")
-        for name in ("concurrency", "events_rows", "events_bytes"):
+        counts = (
+            "concurrency",
+            "events_rows",
+            "events_bytes",
+            "ttr_ms",
+            "idempotency_ms",
+            "idempotency_bytes",
+        )
+        for name in counts:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name}={getattr(self, name)} must be at least 1")
+        if not 1 <= self.max_attempts <= 65_535:
+            raise UsageError(f"max_attempts={self.max_attempts} must be from 1 to 65535")
+        check_backoff(self.backoff)
         for name in ("timer_scan_ms", "recover_scan_ms", "block_ms"):
             if getattr(self, name) < 10:
                 raise UsageError(f"{name}={getattr(self, name)} would keep the server busy; use at least 10")
@@ -238,11 +313,19 @@ def parse_size(value: object) -> int:
 
 
 def _parse_count(value: object) -> int:
-    if isinstance(value, str) and value.strip().isdecimal():
+    if isinstance(value, str) and value.strip().isdecimal() and len(value.strip()) < 19:
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise UsageError(f"{value!r} is no whole number")
     return value
+
+
+def _parse_flag(value: object) -> bool:
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    found = value if isinstance(value, bool) else words.get(str(value).strip().lower())
+    if found is None:
+        raise UsageError(f"{value!r} is neither true nor false")
+    return found
 
 
 def _parse_text(value: object) -> str:
@@ -267,6 +350,18 @@ def _parse_secret(value: object) -> str:
     return value
 
 
+def _parse_backoff(value: object) -> Any:
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except msgspec.DecodeError as error:
+            raise UsageError(
+                f'{value!r} is no JSON ({error}); write it as in {{"kind": "fixed", "delay": 5}}'
+            ) from None
+        return from_wire(value)  # type: ignore[arg-type]  # which says what is wrong with anything else
+    return from_wire(value) if isinstance(value, dict) else value
+
+
 def _parse_path(value: object) -> Path:
     return value if isinstance(value, Path) else Path(_parse_text(value))
 
@@ -275,6 +370,7 @@ def _keys() -> dict[str, tuple[str, Callable[[object], Any]]]:
     hints = typing.get_type_hints(Settings)
     readers: dict[Any, Callable[[object], Any]] = {
         int: _parse_count,
+        bool: _parse_flag,
         Path: _parse_path,
         Path | None: _parse_path,
     }
@@ -288,8 +384,9 @@ def _keys() -> dict[str, tuple[str, Callable[[object], Any]]]:
             table[each.name] = each.name, parse_size
         else:
             table[each.name] = each.name, readers.get(hints[each.name], _parse_text)
-    for name in ("callback_secrets", "callback_allow"):
+    for name in ("callback_secrets", "callback_allow", "trusted_proxies"):
         table[name] = name, _parse_texts
+    table["backoff"] = "backoff", _parse_backoff
     return table
 
 
@@ -306,7 +403,7 @@ def layers(
     What is set where, from the weakest to the strongest, as it was written.
 
     Raises:
-        UsageError: The file cannot be read, or a variable is unknown.
+        UsageError: The file cannot be read.
     """
     return [
         *_from_toml(toml_path),
@@ -316,7 +413,7 @@ def layers(
 
 
 def _from_toml(path: str | os.PathLike[str] | None) -> Iterable[tuple[str, dict[str, Any]]]:
-    file = Path("duly.toml" if path is None else path)
+    file = Path(FILE if path is None else path)
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -335,16 +432,27 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """
     Take what begins with DULY_; a variable that is empty is not set.
     """
-    found = {}
-    for variable, value in environ.items():
-        if variable.startswith("DULY_") and variable not in OTHER_VARIABLES:
-            key = variable.removeprefix("DULY_").lower()
-            if key not in KEYS or variable != f"DULY_{key.upper()}":
-                known = [*(f"DULY_{name.upper()}" for name in KEYS), *OTHER_VARIABLES]
-                raise UsageError(f"unknown variable {variable}; {_nearest(variable, known)}")
-            if value:
-                found[key] = value
-    return found
+    for variable, hint in unknown_variables(environ).items():
+        # Other programs may own that name, so it stops nothing.
+        if variable not in _warned:
+            _warned.add(variable)
+            log.warning("%s is ignored: unknown variable; %s", variable, hint)
+    variables = {f"DULY_{key.upper()}": key for key in KEYS}
+    return {key: environ[variable] for variable, key in variables.items() if environ.get(variable)}
+
+
+def unknown_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """
+    Return the variables that begin with DULY_ and set nothing, each with what may have been meant.
+
+    What Kubernetes sets for a Service is not among them.
+    """
+    known = [*(f"DULY_{key.upper()}" for key in KEYS), *OTHER_VARIABLES]
+    return {
+        variable: _nearest(variable, known)
+        for variable in environ
+        if variable.startswith("DULY_") and variable not in known and not _SERVICE_LINK.fullmatch(variable)
+    }
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

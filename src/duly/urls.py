@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 
 from duly.errors import UsageError
+from duly.forks import importing
 
 MAX_URL = 2_000
 MAX_HOST = 253
@@ -67,28 +68,28 @@ def parse_url(url: str) -> Target:
             a secret.
     """
     if not isinstance(url, str) or not url:
-        raise UsageError("a callback must be a URL such as https://example.com/hook")
+        raise UsageError("callback must be a URL such as https://example.com/hook")
     if len(url) > MAX_URL:
-        raise UsageError(f"a callback URL may have {MAX_URL} characters, this one has {len(url)}")
+        raise UsageError(f"callback has {len(url)} characters, and a URL may have {MAX_URL}")
     match = _URL.fullmatch(url)
     if not match:
-        raise UsageError("a callback must be a URL such as https://example.com/hook, without a #fragment")
+        raise UsageError("callback must be a URL such as https://example.com/hook, without a #fragment")
     scheme = match["scheme"].lower()
     if scheme not in PORTS:
-        raise UsageError(f"a callback goes to https://, not to {scheme}://")
+        raise UsageError(f"callback must go to https://, not to {scheme}://")
     authority = match["authority"]
     if "@" in authority:
-        raise UsageError("a callback URL must not hold a user or a password; callbacks are signed instead")
+        raise UsageError("callback must not hold a user or a password; callbacks are signed instead")
     parts = _AUTHORITY.fullmatch(authority)
     if not parts:
-        raise UsageError("the host or the port of the callback URL cannot be read")
+        raise UsageError("callback: what stands behind :// is not a host, or a host and a port")
     host = _address(parts["six"]) if parts["six"] is not None else _name(parts["name"])
     port = int(parts["port"]) if parts["port"] else PORTS[scheme]
     if not 1 <= port <= 65535:
-        raise UsageError(f"port {port} of the callback URL must be from 1 to 65535")
+        raise UsageError(f"callback: port {port} must be from 1 to 65535")
     path = (match["path"] or "/") + (match["query"] or "")
     if not _PLAIN.fullmatch(path.lower()):
-        raise UsageError("the path of the callback URL holds characters that must be written as %XX")
+        raise UsageError("callback: the path holds characters that must be written as %XX")
     return Target(url, scheme, host, port, path)
 
 
@@ -96,9 +97,9 @@ def _address(text: str) -> str:
     try:
         address = IPv6Address(text)
     except AddressValueError:
-        raise UsageError("the callback URL holds no valid IPv6 address in its brackets") from None
+        raise UsageError("callback: what stands in brackets is no IPv6 address") from None
     if address.scope_id:
-        raise UsageError("the address in the callback URL must not name a network interface")
+        raise UsageError("callback: the address must not name a network interface")
     return str(address)
 
 
@@ -109,23 +110,31 @@ def _name(text: str) -> str:
     name = text.lower().removesuffix(".")
     if not name.isascii():
         name = _ascii(name)
+    if not name:
+        raise UsageError("callback: there is no host behind ://")
     if len(name) > MAX_HOST or not _NAME.fullmatch(name):
-        raise UsageError("the callback URL holds no valid host name")
+        raise UsageError(
+            f"callback: a host name has at most {MAX_HOST} characters, in parts of 1 to 63 letters, digits, "
+            "_ and -, which neither begin nor end with -"
+        )
     if _NUMBER.fullmatch(name.rpartition(".")[2]):
         # 127.1, 0x7f000001 and 017700000001 all mean an address to some and a name to others.
         try:
             return str(IPv4Address(name))
         except AddressValueError:
-            raise UsageError("an address in a callback URL must be four decimal numbers") from None
+            raise UsageError(
+                "callback: an IPv4 address must be four decimal numbers, as 93.184.215.14"
+            ) from None
     return name
 
 
 def _ascii(name: str) -> str:
     try:
-        import idna  # noqa: PLC0415  # comes with duly[server]; names in ASCII do without
+        with importing():
+            import idna  # noqa: PLC0415  # comes with duly[server]; names in ASCII do without
 
         return idna.encode(name, uts46=True, transitional=False).decode()
     except ModuleNotFoundError:
-        raise UsageError("write the host of the callback URL in ASCII, as xn--…") from None
+        raise UsageError("callback: write the host in ASCII, as xn--…, or install duly[server]") from None
     except UnicodeError:
-        raise UsageError("the callback URL holds no valid international host name") from None
+        raise UsageError("callback: the international host name is not valid, by IDNA 2008") from None

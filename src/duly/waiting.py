@@ -9,7 +9,8 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from duly.errors import JobNotFound
-from duly.job import JobKey, JobState, shard_of
+from duly.job import Ended, JobKey, JobState, shard_of
+from duly.loops import start_beside
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from duly.store import Store
 
 FIRST_RECHECK_S, RECHECK_S = 0.05, 1.0  #: the first soon: what was accepted may still be on its way
+LINGER_S = 10.0  #: how long the subscription outlives the last who waits: it hears of every job that ends
 AT_ONCE = 16  #: looks under way; each has a connection, and thousands may wait
 
 
@@ -36,11 +38,12 @@ class Waiters:
         self._elsewhere = elsewhere
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self._listener: asyncio.Task[None] | None = None
+        self._rest: asyncio.TimerHandle | None = None  #: ends the listener, while nobody waits
         self.gate = asyncio.Semaphore(AT_ONCE)  #: for who looks
 
-    async def ended(self, key: JobKey) -> tuple[JobState, bytes]:
+    async def ended(self, key: JobKey) -> Ended:
         """
-        Wait until the job has ended; its state and its outcome.
+        Wait until the job has ended, and return how.
 
         Raises:
             JobNotFound: There is no such job (any more).
@@ -48,9 +51,9 @@ class Waiters:
         soon_s = FIRST_RECHECK_S
         while True:
             with self.expecting(key.member) as told:
-                state, outcome = await self._watched(key) or await self._found(key)
-                if state.ended:
-                    return state, outcome
+                found = await self._watched(key) or await self._found(key)
+                if found.state.ended:
+                    return found
                 # A message may be lost with a connection: look again anyway.
                 await asyncio.wait([told], timeout=soon_s)
                 soon_s = min(2 * soon_s, RECHECK_S)
@@ -62,9 +65,12 @@ class Waiters:
 
         Look only within, and nothing falls between look and wait.
         """
-        if self._listener is None or self._listener.done():
-            self._listener = asyncio.create_task(self._listen())
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        if self._rest is not None:
+            self._rest.cancel()
+        if self._listener is None or self._listener.done() or self._listener.cancelling():
+            self._listener = start_beside(self._listen())
+        future: asyncio.Future[None] = loop.create_future()
         waiting = self._waiting.setdefault(what, set())
         waiting.add(future)
         try:
@@ -73,12 +79,21 @@ class Waiters:
             waiting.discard(future)
             if not waiting and self._waiting.get(what) is waiting:
                 del self._waiting[what]
+            if not self._waiting:
+                self._rest = loop.call_later(LINGER_S, self._listener.cancel)
 
-    async def _watched(self, key: JobKey) -> tuple[JobState, bytes] | None:
-        answer = await self._watch(key)
-        return (JobState(int(answer[0])), answer[2] if len(answer) > 2 else b"") if answer else None
+    async def _watched(self, key: JobKey) -> Ended | None:
+        """
+        What the store says; of a job that has not ended its state.
+        """
+        match await self._watch(key):
+            case [state, _, outcome, gone]:
+                return Ended(JobState(state), outcome, result_gone=bool(gone))
+            case [state, _]:
+                return Ended(JobState(state), b"")
+        return None
 
-    async def _found(self, key: JobKey) -> tuple[JobState, bytes]:
+    async def _found(self, key: JobKey) -> Ended:
         """
         What somebody else knows of a job that the store does not hold, or not yet.
         """
@@ -86,7 +101,7 @@ class Waiters:
         if job is None:
             msg = f"there is no job {key}: it was pruned, or never was"
             raise JobNotFound(msg)
-        return job.state, job.outcome
+        return Ended(job.state, job.outcome, job.result_gone)
 
     async def _watch(self, key: JobKey) -> list[Any]:
         its_keys = self._store.keys[shard_of(key.topic, key.id, self._store.shards)]
@@ -109,6 +124,8 @@ class Waiters:
         """
         Stop listening.
         """
+        if self._rest is not None:
+            self._rest.cancel()
         if self._listener is not None:
             self._listener.cancel()
             with suppress(asyncio.CancelledError):

@@ -11,6 +11,7 @@ from collections import Counter
 
 import pytest
 
+from duly.cli.draining import STALLED
 from duly.events import Verb
 from duly.job import JobKey, JobState
 from tests.acceptance.harness import seeded, until
@@ -118,6 +119,36 @@ async def test_a_handler_that_exits_fails_alone_and_a_signal_still_drains(start_
     assert [done, dead, dead, dead, dead, done] == [job.state for job in jobs]
     for job in jobs[1:5]:
         assert b'{"type":"SystemExit","message":"enough"}' == job.outcome
+
+
+async def test_a_handler_that_stops_the_event_loop_costs_nobody_anything(start_rig):
+    rig = await start_rig(drain_grace="60s")
+    [worker] = await rig.start_workers(1)
+    is_draining = rig.dir / "draining"
+    await rig.app.enqueue("loop", {"until": str(is_draining)}, id="neighbour")
+    await rig.ledger.wait_for("started")
+    await rig.app.enqueue("stop-loop", id="a")
+    await becomes(rig.app.job("stop-loop", "a"), "succeeded", 30)
+    assert 1 == worker.said().count("a handler stopped the event loop; the worker goes on")
+    worker.send(signal.SIGTERM)
+    await until(lambda: "draining" in worker.said(), 20, "the worker drains")
+    is_draining.touch()
+    assert 0 == await worker.exit_code()
+    jobs = await rig.jobs([JobKey("loop", "neighbour"), JobKey("stop-loop", "a")])
+    assert {(JobState.succeeded, 1, 0)} == {(job.state, job.attempts, job.crashes) for job in jobs}
+
+
+async def test_a_handler_that_cancels_every_task_crashes_its_worker_and_is_counted(start_rig):
+    rig = await start_rig(lease="1s")
+    await rig.age()
+    [worker] = await rig.start_workers(1)
+    await rig.app.enqueue("cancel-all", id="a")
+    assert STALLED == await worker.exit_code(), worker.said()
+    assert "a handler cancelled tasks of its worker" in worker.said()
+    await rig.start_workers(1)
+    await rig.ledger.wait_for("started", 2)
+    [job] = await rig.jobs([JobKey("cancel-all", "a")])
+    assert (0, 1) == (job.attempts, job.crashes)
 
 
 @pytest.mark.parametrize("catches", ["cancel", "everything"])

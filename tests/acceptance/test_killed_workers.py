@@ -155,7 +155,7 @@ async def test_one_poison_job_is_buried_and_its_99_innocent_neighbours_are_not(s
     print(f"{len(crashes)} innocents crashed, {max(crashes)} times at most; all ended {took_s:.1f} s later")
     assert len(crashes) > 50, "hardly any ran beside the poison: the test showed nothing"
     # Some 8 s where nothing else runs; one after the other, it was minutes.
-    assert took_s < 30
+    assert took_s < 20
 
 
 @pytest.mark.parametrize(("count", "ms", "free"), [(1000, 600_000, 500), (24, 4_000, 40)])
@@ -176,8 +176,8 @@ async def test_the_jobs_of_a_lost_node_start_again_together_on_the_survivors(sta
     by_worker = Counter(line.pid for line in again)
     print(f"{count} jobs started again within {took_s:.1f} s, {sorted(by_worker.values())} each")
     assert count == len({line.id for line in again})
-    # Within the lease of 3 s and 5 s more, and some for a busy machine; one after the other, it was a minute.
-    assert took_s < 3 + 5 + 5
+    # Within the lease of 3 s and 5 s more; one after the other, it was a minute.
+    assert took_s < 3 + 5
     assert by_worker.keys() == {worker.pid for worker in survivors}
     assert min(by_worker.values()) >= count / 4
     if ms < 10_000:

@@ -109,6 +109,22 @@ async def exit_(how: str) -> None:
             note("finished")
 
 
+@app.handler("stop-loop", max_attempts=1)
+async def stop_loop() -> None:
+    note("started")
+    asyncio.get_running_loop().stop()
+    await asyncio.sleep(0.05)
+    note("finished")
+
+
+@app.handler("cancel-all")
+async def cancel_all() -> None:
+    note("started")
+    for task in asyncio.all_tasks():
+        task.cancel()
+    await asyncio.sleep(1)
+
+
 @app.handler("freeze")
 async def freeze() -> None:
     note("started")

@@ -4,6 +4,8 @@ What tests of callbacks share.
 
 from __future__ import annotations
 
+import socket
+import threading
 from datetime import UTC, datetime
 
 import pytest
@@ -42,6 +44,32 @@ def deliverer(authority):
         )
 
     return make
+
+
+class Names:
+    """
+    The system's resolver: *silent* names get an answer at the end of the test, others at once.
+    """
+
+    def __init__(self):
+        self.asked = []
+        self.speak = threading.Event()
+
+    def __call__(self, host, *_, **__):
+        self.asked.append(host)
+        if host.startswith("silent"):
+            assert self.speak.wait(100)
+        if host.startswith("nobody"):
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
+
+
+@pytest.fixture
+def names(monkeypatch):
+    names = Names()
+    monkeypatch.setattr(socket, "getaddrinfo", names)
+    yield names
+    names.speak.set()
 
 
 def delivery(payload=b'{"order":42}', **more):

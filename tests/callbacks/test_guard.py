@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import pytest
 
-from duly.callbacks.guard import Guard, Refused, Unresolved
+from duly.allowlist import Refused
+from duly.callbacks.guard import Guard
+from duly.callbacks.lookups import Unresolved
 from duly.errors import UsageError
 from duly.urls import parse_url
 

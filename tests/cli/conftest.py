@@ -43,7 +43,7 @@ class Answer(NamedTuple):
 
 
 @pytest.fixture
-def here(valkey: Server, namespace: str, tmp_path, monkeypatch) -> None:
+def here(valkey: Server, namespace: str, shards: int, tmp_path, monkeypatch) -> None:
     """
     An empty working directory, and an environment that names the server of the tests.
     """
@@ -53,6 +53,7 @@ def here(valkey: Server, namespace: str, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DULY_URL", valkey.url)
     monkeypatch.setenv("DULY_NAMESPACE", namespace)
+    monkeypatch.setenv("DULY_SHARDS", str(shards))
 
 
 @pytest.fixture

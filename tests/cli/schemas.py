@@ -40,20 +40,27 @@ class Job(Strict):
     attempts: int  #: runs that were counted
     crashes: int
     due_at: str | None  #: all times are RFC 3339 in UTC
+    scheduled_for: str | None  #: when its first run was due; retries leave it
+    created_at: str | None  #: when its id was accepted first
+    updated_at: str | None  #: when it changed its state or its due time last
     started_at: str | None
     finished_at: str | None
     lateness_ms: int | None  #: from due to start, of the last run
-    worker: str | None  #: who ran it last
-    lease_until: str | None  #: of a running job
-    expires_at: str | None
-    ttr_ms: int | None  #: null: the handler's
-    max_attempts: int | None  #: null: the handler's
+    expires: str | None
+    ttr: float | None  #: seconds; null: the handler's
+    max_attempts: int | None  #: its own, else the handler's, else that of the settings
+    backoff: dict[str, Any] | None  #: null: the handler's
+    retain: float | None  #: seconds; null: the namespace's
+    callback: str | None
     reply_to: str | None  #: the queue that is told when it has ended
     context: dict[str, Any] | None
+    worker: str | None  #: who ran it last
+    lease_until: str | None  #: of a running job
     progress: Any
     payload: Any
     unreadable: str | None  #: the payload, if it is no JSON
     result: Any  #: of a succeeded job
+    result_gone: bool  #: true: it has succeeded, and its result was not kept (`retain=0`)
     error: Error | None  #: of the last attempt, or why it ended
 
 
@@ -78,9 +85,20 @@ class EndedJob(Strict):
     attempts: int
     crashes: int
     due_at: str | None
+    scheduled_for: str | None  #: when its first run was due
+    created_at: str | None  #: when its id was accepted first
+    updated_at: str | None  #: when it ended
     started_at: str | None
     finished_at: str | None
     lateness_ms: int | None
+    expires: str | None
+    ttr: float | None  #: seconds; null: the handler's
+    max_attempts: int | None  #: its own, else the handler's, else that of the settings
+    backoff: dict[str, Any] | None  #: null: the handler's
+    retain: float | None  #: seconds; null: the namespace's
+    callback: str | None
+    reply_to: str | None
+    context: dict[str, Any] | None
     result: Any
     error: Error | None
 
@@ -127,6 +145,7 @@ class Submitted(Strict):
     kept: int
     replaced: int
     refused: int
+    unknown: int  #: may have been stored or not
     refusals: dict[str, int]  #: by the kind of error
     first_refused: list[RefusedLine]  #: the first ten
     seconds: float
@@ -361,6 +380,7 @@ class Stats(Strict):
     server: Server
     quarantined: int  #: stored jobs that cannot be read
     runs: list[Run]
+    more_topics: int  #: that are not told here: over HTTP, of very many
 
 
 class Actor(Strict):

@@ -32,16 +32,15 @@ async def mail(n: int) -> int:
 @pytest.fixture
 def delivering(here, tmp_path):
     """
-    Start a process that delivers to one receiver, and end it.
+    Start a process that delivers, and end it.
     """
     started = []
 
-    def start(receiver, *words):
+    def start(*words):
         environ = {
             **os.environ,
             "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{tmp_path}",
             "DULY_CALLBACK_SECRETS": SECRET,
-            "DULY_CALLBACK_ALLOW": receiver.url.removeprefix("http://"),
         }
         process = subprocess.Popen(
             [sys.executable, "-m", "duly", *words],
@@ -60,8 +59,10 @@ def delivering(here, tmp_path):
 
 
 @pytest.fixture
-def receiver(here):
+def receiver(here, monkeypatch):
     with Listening("--json", "--secret", SECRET) as listening:
+        # For those who send and those who deliver.
+        monkeypatch.setenv("DULY_CALLBACK_ALLOW", listening.url.removeprefix("http://"))
         yield listening
 
 
@@ -74,7 +75,7 @@ def end(process):
 
 
 def test_serve_delivers_what_a_job_and_a_topic_ask_for(duly, delivering, receiver):
-    process = delivering(receiver, "serve", "--port", "0")
+    process = delivering("serve", "--port", "0")
     assert 0 == duly("enqueue", "mail", '{"n":1}', "--id", "a", "--callback", f"{receiver.url}/a").code
     document = json.loads(receiver.line())
     assert ("/a", "ok", "mail/a", {"n": 1}) == (
@@ -91,7 +92,7 @@ def test_serve_delivers_what_a_job_and_a_topic_ask_for(duly, delivering, receive
 
 def test_work_delivers_beside_its_handlers_if_told_to(duly, delivering, receiver, tmp_path):
     (tmp_path / "shop.py").write_text(SHOP)
-    process = delivering(receiver, "work", "shop:app", "--callbacks")
+    process = delivering("work", "shop:app", "--callbacks")
     duly("enqueue", "mail", '{"n":1}', "--callback", receiver.url)
     assert {"n": 1} == json.loads(receiver.line())["event"]["data"]
     assert "2\n" == duly("enqueue", "mail", '{"n":2}', "--wait", "60").out

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 import pytest
 
 from duly import JobState
+from tests.eventually import eventually
 
 
 def job_of(arrange, topic, id_):
@@ -96,16 +97,51 @@ def test_waiting_prints_the_result(duly, arrange):
     assert "duly: sum/bad is dead: unreadable" in dead.err
 
 
+def test_who_waits_has_a_result_that_is_not_kept_and_others_are_told_that_it_is_gone(duly, arrange):
+    async def act(app):
+        @app.handler("sum")
+        async def add(numbers: list[int]) -> dict[str, int]:
+            return {"sum": sum(numbers)}
+
+        stop = asyncio.Event()
+        work = asyncio.create_task(app.work(stop=stop))
+        words = ("enqueue", "sum", "[1, 2]", "--retain", "0")
+        waited = await asyncio.to_thread(duly, *words, "--wait", "30")
+        job = await app.enqueue("sum", [3], id="a", retain=0)
+        await eventually(lambda: _is_over(job))
+        shown = [await asyncio.to_thread(duly, "jobs", "show", "sum/a", *more) for more in ((), ("--json",))]
+        again = await asyncio.to_thread(duly, *words, "--id", "a", "--wait", "30")
+        stop.set()
+        await work
+        return waited, *shown, again
+
+    waited, plain, told, again = arrange(act)
+    assert (0, '{"sum":3}\n') == waited[:2]
+    assert ["result_gone", "true"] in [line.split() for line in plain.out.splitlines()]
+    assert (None, True) == (told.json["result"], told.json["result_gone"])
+    assert (1, "") == again[:2]
+    assert "duly: sum/a has succeeded, but its result was not kept" in again.err
+
+
+async def _is_over(job):
+    assert (await job.get()).state.ended
+
+
 def test_who_waits_too_short_is_told_where_to_look(duly):
     answer = duly("enqueue", "mail", "--id", "a", "--delay", "1h", "--wait", "0.01")
     assert (1, "") == answer[:2]
-    assert "duly: mail/a has not ended within 0.01 s; it goes on: duly jobs show mail/a" in answer.err
+    assert "duly: mail/a has not ended within 10ms: it is scheduled for 2" in answer.err
+    assert "no worker takes mail on the server at" in answer.err
+    assert answer.err.endswith("; the job stays there: duly jobs show mail/a\n")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("mail", "{oops"), "PAYLOAD is no JSON: JSON is malformed"),
+        (("mail", "n=1"), "arguments are a JSON object: '{\"n\": 1}'"),
+        (("mail", "1e999"), "PAYLOAD has a value that workers cannot read (number out of range)"),
+        (("mail", "[" * 501 + "]" * 501), "PAYLOAD is nested 501 levels deep, the limit is 500"),
         (("mail", "Ada"), "text needs quotes of its own: '\"Ada\"'"),
         (("mail", "-"), "what stdin says is no JSON"),
         (("mail", "1", "--arg", "a=1"), "say either PAYLOAD or --arg, not both"),
@@ -114,6 +150,7 @@ def test_who_waits_too_short_is_told_where_to_look(duly):
         (("mail", "--arg", "a=1", "--arg", "a=2"), "--arg a is said twice"),
         (("mail", "--context", "a"), "--context 'a' is no pair"),
         (("m@il",), "invalid topic 'm@il': use 1 to 100"),
+        (("duly.canary",), "invalid topic 'duly.canary': names that begin with duly. are duly's own"),
         (("mail", "--id", "a/b"), "invalid job id 'a/b'"),
         (("mail", "--delay", "5 parsecs"), "'5 parsecs' is no duration; write 500ms, 15s, 1h30m"),
         (("mail", "--delay", "-5"), "'-5' is no duration"),
@@ -128,7 +165,7 @@ def test_who_waits_too_short_is_told_where_to_look(duly):
         (("mail", "--max-attempts", "0"), "0 is not in the range"),
         (("mail", "--context", f"a={'x' * 9_000}"), "context is 9"),
         (("mail", f'"{"x" * 300_000}"'), "payload is 300002 bytes, the limit is 262144"),
-        (("mail", "--wait", "soon"), "'soon' is not a valid float"),
+        (("mail", "--wait", "soon"), "'soon' is no duration; write 500ms, 15s, 1h30m"),
         ((), "Missing argument 'TOPIC'"),
     ],
 )

@@ -8,8 +8,12 @@ import base64
 
 import pytest
 
+from duly import Duly
+from duly.job import shard_of
 from duly.services.auditor import Auditor
 from tests.cli.schemas import read
+from tests.http.service import Served
+from tests.shards import fixed_of, on_all
 
 LONG = "y" * 3_000
 
@@ -36,9 +40,9 @@ def damaged(arrange):
         store = await app.store()
         for id_, payload in (("good", 1), ("short", {"to": "ada"}), ("long", LONG), ("empty", 2)):
             await app.enqueue("mail", payload, id=id_, delay=600, ttr=60)
-        jobs = store.keys[0].fixed["jobs"]
         # A state that there is not, in front of all that was stored; cut off; nothing left.
         for id_, damage in (("short", _of_no_state), ("long", _cut_off), ("empty", _emptied)):
+            jobs = fixed_of(store, "mail", id_)["jobs"]
             was = await store.link.call("HGET", jobs, f"mail/{id_}")
             await store.link.call("HSET", jobs, f"mail/{id_}", damage(was))
         await Auditor(store).run_pass()
@@ -48,7 +52,7 @@ def damaged(arrange):
 
 async def _bodies(app):
     store = await app.store()
-    return await store.link.call("HKEYS", store.keys[0].fixed["bodies"])
+    return [member for members in await on_all(store, "bodies", "HKEYS") for member in members]
 
 
 def test_an_empty_quarantine_is_an_empty_list(duly, arrange):
@@ -57,12 +61,13 @@ def test_an_empty_quarantine_is_an_empty_list(duly, arrange):
     assert ["job", "shard", "size", "since"] == duly("jobs", "quarantine", "ls").out.split()
 
 
-def test_ls_names_what_is_damaged_and_since_when(duly, damaged):
+def test_ls_names_what_is_damaged_and_since_when(duly, damaged, shards):
     answer = duly("jobs", "quarantine", "ls", "--json")
     found = {each.id: each for each in read("jobs quarantine ls", answer.out)}
     assert (0, "", {"short", "long", "empty"}) == (answer.code, answer.err, set(found))
     assert (16, 0) == (found["long"].bytes, found["empty"].bytes)
-    assert all(each.since and each.topic == "mail" and each.shard == 0 for each in found.values())
+    assert all(each.since and each.topic == "mail" for each in found.values())
+    assert all(each.shard == shard_of("mail", id_, shards) for id_, each in found.items())
     table = duly("jobs", "quarantine", "ls").out
     assert all(f"mail/{id_}" in table for id_ in found)
     assert "mail/good" not in table
@@ -126,6 +131,13 @@ def test_stats_and_doctor_tell_of_them(duly, damaged):
     assert ("problem", True) == (told["level"], "duly jobs quarantine" in told["remedy"])
 
 
-def test_over_http_the_command_says_that_it_needs_the_server(duly):
-    answer = duly("jobs", "quarantine", "ls", "--url", "http://127.0.0.1:1")
-    assert (2, True) == (answer.code, "need its own server, a redis:// URL" in answer.err)
+def test_over_http_the_commands_do_the_same(duly, damaged, valkey, namespace):
+    with Served(Duly(valkey.url, namespace=namespace)) as served:
+        for words in (("ls", "--json"), ("show", "mail/long", "--json")):
+            direct = duly("jobs", "quarantine", *words)
+            told = duly("jobs", "quarantine", *words, "--url", served.url)
+            assert (0, direct.out) == (told.code, told.out), words
+        answer = duly("jobs", "quarantine", "drop", "mail/long", "--yes", "--url", served.url)
+        assert (0, "mail/long dropped\n") == (answer.code, answer.out)
+        answer = duly("jobs", "quarantine", "drop", "--all", "--yes", "--json", "--url", served.url)
+        assert {"dropped": 2} == answer.json

@@ -5,6 +5,7 @@ Commands that send and look take the URL of a service, too; the others say what 
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -41,15 +42,60 @@ def test_many_jobs_are_submitted_through_a_service(duly, url):
     assert [1, 2] == duly("jobs", "show", "mail/z", "--json").json["payload"]
 
 
+def test_commands_that_look_print_the_same_through_a_service(duly, url):
+    for number in range(3):
+        duly("enqueue", "mail", "--id", f"m{number}", "--delay", "1h")
+        duly("enqueue", "sms", "--id", f"s{number}")
+    duly("topics", "set", "mail", "--limit", "10", "--callback", "https://example.com/hook")
+    for words in (
+        ("topics", "ls"),
+        ("workers", "ls"),
+        ("dead", "ls"),
+        ("audit",),
+        ("jobs", "quarantine", "ls"),
+    ):
+        direct, told = duly(*words), duly(*words, "--url", url)
+        assert (0, direct.out) == (told.code, told.out), words
+    direct, told = duly("stats", "--json").json, duly("stats", "--json", "--url", url).json
+    for topic in (*direct["topics"], *told["topics"]):
+        topic.pop("overdue_ms")  # it grows
+    assert (direct["topics"], direct["totals"]) == (told["topics"], told["totals"])
+    assert "total" in duly("stats", "--url", url).out
+    filtered = duly("jobs", "ls", "--where", "topic = mail", "--json", "--url", url).out.splitlines()
+    assert {"m0", "m1", "m2"} == {json.loads(line)["id"] for line in filtered}
+    first = duly("jobs", "ls", "--limit", "2", "--url", url)
+    assert "More: --after" in first.err
+    after = first.err.split("'")[1]
+    assert 4 == len(duly("jobs", "ls", "--after", after, "--json", "--url", url).out.splitlines())
+
+
+def test_commands_that_move_jobs_do_it_through_a_service(duly, url):
+    for number in range(5):
+        duly("enqueue", "mail", "--id", f"m{number}", "--delay", "1h")
+    through = ("--url", url)
+    moved = duly("jobs", "reschedule", "--topic", "mail", "--delay", "2h", "--yes", "--json", *through)
+    assert (0, 5) == (moved.code, moved.json["done"])
+    told = duly("jobs", "cancel", "--where", "id in (m1, m2)", "--yes", "--json", *through)
+    assert (0, 2) == (told.code, told.json["done"])
+    again = duly("jobs", "requeue", "--topic", "mail", "--state", "cancelled", "--yes", "--json", *through)
+    assert (0, 2) == (again.code, again.json["done"])
+    paused = duly("topics", "pause", "mail", *through)
+    assert (0, "mail is paused; 2 jobs ready\n") == (paused.code, paused.out)
+    assert "mail is resumed" in duly("topics", "resume", "mail", *through).out
+    assert 7 == duly("topics", "set", "mail", "--limit", "7", "--json", *through).json["limit"]
+    hook = "https://example.com/hook"
+    assert hook == duly("topics", "set", "mail", "--callback", hook, "--json", *through).json["callback"]
+    assert 5 == duly("topics", "purge", "mail", "--yes", "--json", *through).json["purged"]
+    assert 0 == duly("dead", "requeue", "--all", "--yes", "--json", *through).json["done"]
+
+
 @pytest.mark.parametrize(
     "words",
     [
-        ("stats",),
-        ("jobs", "ls", "--topic", "mail"),
-        ("jobs", "cancel", "--topic", "mail", "--yes"),
-        ("topics", "ls"),
         ("top", "--once"),
         ("serve",),
+        ("keys", "ls"),
+        ("pipeline", "history", "--table", "table"),
     ],
 )
 def test_what_needs_the_server_says_so(duly, url, words):

@@ -10,12 +10,13 @@ import itertools
 import msgspec
 import pytest
 
-from duly.codec import reason_document
+from duly.failure import reason_document
 from duly.job import JobState
 from duly.store import Want
 from tests.cli.schemas import CHOSEN, SHAPES, read
 from tests.docs.commands import commands
 from tests.eventually import eventually
+from tests.shards import claim_all
 
 GROUPS = ("dead", "jobs", "keys", "topics", "workers")
 ABOUT = {
@@ -33,7 +34,7 @@ _claims = itertools.count(1)
 
 async def claim(app, topic="mail", limit=10):
     store = await app.store()
-    return (await store.claim(0, [Want(topic, limit, 60_000)], worker="w")).leases
+    return await claim_all(store, [Want(topic, limit, 60_000)], worker="w")
 
 
 async def one_of_each(app):
@@ -43,9 +44,9 @@ async def one_of_each(app):
     store = await app.store()
     for name in ("running", "succeeded", "dead"):
         await app.enqueue("mail", {"to": name}, id=name, context={"tenant": "acme"}, ttr=60, max_attempts=3)
-    _, succeeded, dead = await claim(app)
-    await store.ack(succeeded, b'{"sent": true}', lateness_ms=3)
-    await store.bury(dead, reason_document("ValueError", "no user 42"))
+    leases = {lease.key.id: lease for lease in await claim(app)}
+    await store.ack(leases["succeeded"], b'{"sent": true}', lateness_ms=3)
+    await store.bury(leases["dead"], reason_document("ValueError", "no user 42"))
     await app.enqueue("mail", id="cancelled")
     await app.job("mail", "cancelled").cancel()
     await app.enqueue("mail", id="ready", priority="high")
@@ -93,12 +94,12 @@ def test_jobs_show(duly, queue, state):
     assert (state in ("dead", "cancelled")) == (job.error is not None)
     assert ({"sent": True} if state == "succeeded" else None) == job.result
     if state == "dead":
-        assert ("ValueError", "no user 42", {"tenant": "acme"}, 3, 60_000) == (
+        assert ("ValueError", "no user 42", {"tenant": "acme"}, 3, 60) == (
             job.error.type,
             job.error.message,
             job.context,
             job.max_attempts,
-            job.ttr_ms,
+            job.ttr,
         )
 
 

@@ -9,9 +9,10 @@ import json
 
 import pytest
 
+from duly import Duly
 from duly.cli import lines
 from duly.cli.lines import batches, read_lines
-from duly.errors import UsageError
+from duly.errors import OutcomeUnknown, UsageError
 from duly.job import JobState
 from tests.cli.schemas import read
 
@@ -28,6 +29,7 @@ def jobs_of(arrange, state):
     return arrange(all_of)
 
 
+@pytest.mark.one_shard("delays count from the call that sends them, and each shard has a call of its own")
 def test_a_load_is_spread_evenly(duly, arrange):
     made_up = ("--count", "50", "--within", "1h", "--payload", '{"n": 1}', "--id", "load")
     code, told = submitted(duly, "mail", *made_up)
@@ -53,6 +55,30 @@ def test_lines_with_ids_can_be_submitted_again(duly, arrange):
     assert {"mail/a": b'{"x": 1}', "mail/c": b"{}"} == {
         str(job.key): job.payload for job in jobs_of(arrange, JobState.ready)
     }
+
+
+def test_a_line_of_too_many_levels_is_refused_by_itself(duly, arrange):
+    def line(id_, levels):
+        return b'{"id": "%b", "delay": 60, "context": {"a": %b}}' % (id_, b"[" * levels + b"]" * levels)
+
+    data = b"\n".join([line(b"a", 1), line(b"b", 499), line(b"c", 500), line(b"d", 1)])
+    code, told = submitted(duly, "mail", "--from", "-", stdin=data)
+    assert (1, 4, 3, 1) == (code, told.read, told.created, told.refused)
+    [refused] = told.first_refused
+    assert "context is nested 501 levels deep, the limit is 500: make it flatter" == refused.error
+    assert {"a", "b", "d"} == {job.id for job in jobs_of(arrange, JobState.scheduled)}
+
+
+def test_whatever_reading_a_line_raises_it_is_refused_by_itself(monkeypatch):
+    def check(payload):
+        if payload == b"2":
+            raise LookupError("nobody foresaw it")
+
+    monkeypatch.setattr(lines, "check_json", check)
+    data = io.BytesIO(b'{"payload": 1}\n{"payload": 2}\n{"payload": 3}')
+    first, broken, last = [line.job for line in read_lines(data, "mail")]
+    assert (b"1", b"3") == (first.payload, last.payload)
+    assert "cannot be read: LookupError: nobody foresaw it" == str(broken)
 
 
 def test_every_option_of_a_line_arrives(duly, arrange):
@@ -98,6 +124,7 @@ def test_a_line_may_name_a_callback(duly, arrange):
 
 BAD = [
     (b"{oops", "no JSON: JSON is malformed"),
+    (b'{"topic": "mail", "payload": 1e999}', "payload has a value that workers cannot read"),
     (b'"text"', "Expected `object`, got `str`"),
     (b'{"payload": 1}', "no topic"),
     (b'{"topic": "m@il"}', "invalid topic"),
@@ -139,6 +166,7 @@ def test_each_mistake_of_a_line_is_said(duly, bad, said):
     assert said in refused.error
 
 
+@pytest.mark.one_shard("of several, each has a part of the limit, and where jobs go is left to chance")
 def test_a_full_topic_refuses_the_rest(duly):
     assert 0 == duly("topics", "set", "mail", "--limit", "3").code
     code, told = submitted(duly, "mail", "--count", "5", "--within", "1h")
@@ -210,3 +238,24 @@ def test_a_server_that_goes_away_stops_it_and_leaves_a_count(duly, monkeypatch, 
     monkeypatch.setattr("duly.cli.submit.batches", real)
     code, told = submitted(duly, "mail", "--count", "95", "--id", "n", "--url", own_server.url)
     assert (0, 20, 75) == (code, told.kept, told.created)
+
+
+def test_lines_whose_answer_was_lost_are_counted_as_unknown_and_kept_to_be_sent_again(
+    duly, monkeypatch, tmp_path
+):
+    send = Duly.enqueue_many
+
+    async def lose_the_second(app, jobs):
+        first, _, *rest = await send(app, jobs)
+        return [first, OutcomeUnknown("lost"), *rest]
+
+    monkeypatch.setattr(Duly, "enqueue_many", lose_the_second)
+    words = ("submit", "mail", "--from", "-", "--rejects", str(tmp_path / "again.jsonl"))
+    data = b'{"id": "a"}\n{"id": "b"}\n{"dely": 1}\n'
+    answer = duly(*words, "--json", stdin=data)
+    told = read("submit", answer.out)
+    assert (3, 3, 1, 1, 1) == (answer.code, told.read, told.created, told.refused, told.unknown)
+    assert [3] == [each.line for each in told.first_refused]
+    assert b'{"id": "b"}\n{"dely": 1}\n' == (tmp_path / "again.jsonl").read_bytes()
+    said = duly(*words, stdin=data).out
+    assert "1 kept, 1 refused (1 UsageError), 1 unknown" in said

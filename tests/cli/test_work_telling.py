@@ -12,9 +12,12 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 
 import pytest
+
+from duly.job import shard_of
 
 APP = """
 import logging
@@ -28,16 +31,16 @@ log = logging.getLogger("shop")
 async def greet(name: str) -> str:
     log.info("greeting", extra={"guests": 3})
     if name == "s3cr3t":
-        raise ValueError(f"no {name}")
+        raise ValueError("no such guest")
     return name
 """
 
 
 @pytest.fixture
-def work(tmp_path, valkey, namespace):
+def work(tmp_path, valkey, namespace, shards):
     (tmp_path / "shop.py").write_text(APP)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("DULY_")}
-    environ = clean | {"DULY_URL": valkey.url, "DULY_NAMESPACE": namespace}
+    environ = clean | {"DULY_URL": valkey.url, "DULY_NAMESPACE": namespace, "DULY_SHARDS": str(shards)}
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*options: str, before: str = "") -> tuple[subprocess.Popen[bytes], object]:
@@ -88,6 +91,9 @@ def test_metrics_are_exposed_on_a_port_of_this_machine(work, sender):
         return 'duly_verbs_total{topic="greet",verb="acked"} 1.0' in text and "duly_store_up 1.0" in text
 
     until(acked, log)
+    rebound = urllib.request.Request(url, headers={"Host": "evil.example:9400"})  # noqa: S310  # as above
+    with pytest.raises(urllib.error.HTTPError, match="421"):
+        urllib.request.urlopen(rebound, timeout=60)  # noqa: S310  # as above
     worker.send_signal(signal.SIGTERM)
     assert 0 == worker.wait(60), log.read_text()
 
@@ -118,12 +124,12 @@ def test_without_the_extra_a_sentence_says_how_to_get_it(work):
     )
     assert 2 == worker.wait(60)
     assert (
-        "duly: metrics need prometheus-client, which is not installed: pip install 'duly[metrics]'\n"
+        "duly: --metrics-port needs prometheus-client, which is not installed: pip install 'duly[metrics]'\n"
         == log.read_text()
     )
 
 
-def test_log_lines_for_programs_say_which_job_they_are_about(work, sender):
+def test_log_lines_for_programs_say_which_job_they_are_about(work, sender, shards):
     worker, log = work("--log-format", "json")
     until(lambda: "working on greet" in log.read_text(), log)
     sender.enqueue("greet", "Ada", id="a").result(timeout=60)
@@ -139,7 +145,8 @@ def test_log_lines_for_programs_say_which_job_they_are_about(work, sender):
     )
     buried = next(line for line in lines if line["message"].startswith("greet/b, "))
     assert buried["message"].startswith("greet/b, attempt 1: dead: ValueError at shop.py:")
-    assert ("ERROR", "greet", "b", 1, 0) == tuple(
+    assert buried["message"].endswith(": no such guest")
+    assert ("ERROR", "greet", "b", 1, shard_of("greet", "b", shards)) == tuple(
         buried[name] for name in ("level", "topic", "id", "attempt", "shard")
     )
     assert buried["token"]

@@ -4,129 +4,9 @@ Django: a real project with a database of its own, and a worker started by manag
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
-
-import pytest
-
-FILES = {
-    "manage.py": """
-        import os, sys
-        os.environ["DJANGO_SETTINGS_MODULE"] = "project"
-        from django.core.management import execute_from_command_line
-        execute_from_command_line(sys.argv)
-    """,
-    "project.py": """
-        import os
-        from pathlib import Path
-
-        SECRET_KEY = "for-tests-only"
-        INSTALLED_APPS = ["duly.contrib.django", "shop"]
-        DATABASES = {
-            "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": Path(__file__).parent / "db.sqlite3"}
-        }
-        DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-        ROOT_URLCONF = "shop.urls"
-        ALLOWED_HOSTS = ["*"]
-        USE_TZ = True
-        DULY = {"url": os.environ["QUEUE"], "namespace": os.environ["QUEUE_NAMESPACE"], "drain_grace": 1}
-    """,
-    "shop/__init__.py": "",
-    "shop/models.py": """
-        from django.db import models
-
-
-        class Order(models.Model):
-            name = models.CharField(max_length=50)
-            state = models.CharField(max_length=20, default="new")
-    """,
-    "shop/jobs.py": """
-        from duly.contrib.django import app
-        from shop.models import Order
-
-
-        @app.handler("order.pay")
-        def pay(order: int) -> str:
-            found = Order.objects.get(pk=order)  # there, because it was committed before the job was sent
-            found.state = "paid"
-            found.save()
-            return found.name
-
-
-        @app.handler("order.ship")
-        async def ship(order: int) -> str:
-            found = await Order.objects.aget(pk=order)
-            found.state = "shipped"
-            await found.asave()
-            return found.name
-    """,
-    "shop/urls.py": """
-        from django.db import transaction
-        from django.http import JsonResponse
-        from django.urls import path
-
-        from duly.contrib.django import app, enqueue_on_commit
-        from shop.jobs import pay
-        from shop.models import Order
-
-
-        @transaction.atomic
-        def buy(request, name):
-            order = Order.objects.create(name=name)
-            key = enqueue_on_commit(pay.job(order.pk))
-            return JsonResponse({"order": order.pk, "id": key.id}, status=202)
-
-
-        def paid(request, id):
-            return JsonResponse({"name": app.sync.job("order.pay", id).result(timeout=60)})
-
-
-        urlpatterns = [path("buy/<name>", buy), path("paid/<id>", paid)]
-    """,
-}
-
-
-@pytest.fixture
-def project(tmp_path, valkey, namespace):
-    for name, text in FILES.items():
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(textwrap.dedent(text))
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("DULY_", "DJANGO_"))}
-    environ = clean | {"QUEUE": valkey.url, "QUEUE_NAMESPACE": namespace}
-
-    def manage(*words: str, code: int = 0) -> str:
-        done = subprocess.run(
-            [sys.executable, "manage.py", *words],
-            cwd=tmp_path,
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-        assert code == done.returncode, done.stderr
-        return done.stdout if not code else done.stderr
-
-    def start(*words: str) -> tuple[subprocess.Popen[bytes], object]:
-        log = tmp_path / "worker.log"
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                [sys.executable, "manage.py", *words], cwd=tmp_path, env=environ, stdout=output, stderr=output
-            )
-        started.append(process)
-        return process, log
-
-    started: list[subprocess.Popen[bytes]] = []
-    manage("migrate", "--run-syncdb", "--verbosity", "0")
-    manage.start = start
-    yield manage
-    for process in started:
-        process.kill()
-        process.wait()
 
 
 def run(project, code: str) -> str:
@@ -224,9 +104,10 @@ def test_handlers_close_connections_that_are_too_old(project):
         order = Order.objects.create(name="Ada")
         held = connection.connection
         pay(order.pk)  # a plain call is part of whatever goes on here
-        print(held is connection.connection)
-        CURRENT.set(object())  # as if a worker ran it
+        CURRENT.set(object())  # also in a job
         pay(order.pk)
+        print(held is connection.connection)
+        pay.entry(order.pk)  # as a worker calls it
         print(connection.connection)  # CONN_MAX_AGE is 0: closed after each, as after each request
         """,
     )
@@ -235,10 +116,63 @@ def test_handlers_close_connections_that_are_too_old(project):
 
 def test_wrong_settings_are_named(project, tmp_path):
     path = tmp_path / "project.py"
-    path.write_text(path.read_text() + "\nDULY = {'leese': 5}\n")
-    assert "did you mean lease?" in project("duly_work", code=1)
-    path.write_text(path.read_text() + "\nDULY = 'redis://localhost'\n")
-    assert "the setting DULY must be a dict such as" in project("duly_work", code=1)
+    sound = path.read_text()
+    path.write_text(f"{sound}\nDULY = {{'leese': 5}}\n")
+    printed = project("check", code=1)  # which imports jobs and views, that ask for the app
+    assert "settings.DULY: (duly.E001) unknown setting leese; did you mean lease?" in printed
+    assert "Traceback" not in printed
+    path.write_text(f"{sound}\nDULY = 'redis://localhost'\n")
+    assert "(duly.E001) the setting DULY must be a dict such as" in project("duly_work", code=1)
+    code = "from duly.contrib.django import app; app.sync.enqueue('t')"
+    assert "UsageError: the setting DULY must be" in project("shell", "--no-imports", "-c", code, code=1)
+
+
+def test_a_deployment_is_warned_of_a_queue_for_each_machine(project, tmp_path):
+    check = ("check", "--deploy", "--tag", "duly", "--fail-level", "WARNING")
+    assert "no issues" in project(*check)
+    path = tmp_path / "project.py"
+    path.write_text(path.read_text() + "\nDULY = {'data': 'queue'}\n")
+    assert "(duly.W001) jobs wait in the embedded server in" in project(*check, code=1)
+
+
+def test_async_code_sends_on_commit(project):
+    printed = run(
+        project,
+        """
+        import asyncio
+        from asgiref.sync import sync_to_async
+        from django.db import transaction
+        from duly import JobNotFound, UsageError
+        from duly.contrib.django import aenqueue_on_commit, app
+        from shop.jobs import pay
+
+        async def state(key):
+            try:
+                return (await app.job(*key).get()).state.name
+            except JobNotFound:
+                return "none"
+
+        async def main():
+            print(await state(await aenqueue_on_commit(pay.job(1), delay=3600)))
+            for fails in (False, True):
+                atomic = transaction.atomic()
+                await sync_to_async(atomic.__enter__)()
+                key = await aenqueue_on_commit(pay.job(1))
+                before = await state(key)
+                error = (ValueError, ValueError(), None) if fails else (None, None, None)
+                await sync_to_async(atomic.__exit__)(*error)
+                print(before, await state(key))
+            try:
+                await aenqueue_on_commit(pay.job(1), delay=-1)
+            except UsageError as error:
+                print(error)
+            await app.aclose()
+
+        asyncio.run(main())
+        """,
+    )
+    assert ["scheduled", "none ready", "none none"] == printed.splitlines()[:3]
+    assert "delay" in printed.splitlines()[3]
 
 
 def test_the_command_takes_the_options_of_duly_work(project):

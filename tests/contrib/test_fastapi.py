@@ -64,15 +64,15 @@ async def test_a_worker_inside_the_server_runs_what_its_routes_send(queue):
             assert [4] == [worker["concurrency"] for worker in workers]
 
         await eventually(known, 60)
-    assert queue._store is None
+    assert queue.loop is None
 
 
 async def test_without_a_worker_jobs_wait_for_one(queue):
     async with served(make_api(queue, lifespan=lifespan(queue))) as client:
-        assert queue._store is not None
+        assert queue.loop is not None
         await client.post("/greet/Ada")
         assert "ready" == (await queue.job("greet", "Ada").get()).state.name
-    assert queue._store is None
+    assert queue.loop is None
 
 
 async def test_it_fits_into_a_lifespan_of_your_own(queue):
@@ -112,4 +112,7 @@ async def test_a_worker_that_ends_by_itself_is_told_of_and_ends_the_server_with_
         async with served(make_api(queue, lifespan=lifespan(queue, work=True))):
             while not caplog.records:
                 await asyncio.sleep(0.01)
-    assert "jobs are no longer run here: worn out" in caplog.records[0].getMessage()
+    [record] = caplog.records
+    assert "jobs are no longer run here: RuntimeError at test_fastapi.py:" in record.getMessage()
+    assert record.getMessage().endswith(": worn out")
+    assert RuntimeError is record.exc_info[0]

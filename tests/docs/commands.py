@@ -71,7 +71,7 @@ def _command(name: str, command: click.Command, table: Table) -> str:
 
 def _meaning(text: str) -> str:
     # That a number is at least 1 goes without saying.
-    return _escape(re.sub(r" *\[x>=[0-9]+\]|; x>=[0-9]+", "", " ".join(text.split())))
+    return _escape(re.sub(r" *\[x>=[0-9]+\]|; x>=[0-9.]+", "", " ".join(text.split())))
 
 
 def _escape(text: str) -> str:

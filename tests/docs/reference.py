@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import duly
 from duly import errors, events, keys, metrics, newjob, records, scripts, settings
+from duly.backoff import to_wire
 from duly.job import JobState, Lane
 from duly.options import OPTIONS
 from duly.spark.columns import JOBS, REJECTS
 from duly.spark.options import ScanOptions, WriteOptions
-from tests.docs import commands, operations, sparks
+from tests.contract import table as contract
+from tests.docs import commands, operations, sparks, values
 from tests.docs.pages import ROOT
 
 if TYPE_CHECKING:
@@ -84,6 +86,8 @@ def _default(field: dataclasses.Field[Any]) -> str:
         return f"`{_amount(value, _DAYS if value % (7 * _DAYS[0][1]) == 0 else _TIMES)}`"
     if field.name.endswith(("_limit", "_bytes")):
         return f"`{_amount(value, _SIZES)}`"
+    if field.name == "backoff":
+        return f"`{json.dumps(to_wire(value))}`"
     return f"`{value}`"
 
 
@@ -112,7 +116,7 @@ def job_options_table() -> str:
             f"`{json.dumps(option.example)}`",
             f"`--{option.name.replace('_', '-')}`" if option.flag else "",
             f"`{option.name}`" if option.column else "",
-            f"`{option.document}`" if option.document else "",
+            f"`{option.name}`" if option.document else "",
             option.kept or "",
         )
         for option in OPTIONS
@@ -282,6 +286,8 @@ def buckets_table() -> str:
 _HEAD = records.Head._fields
 
 PARTS = {
+    "values": lambda: values.values_table(table, values.EXACT),
+    "values-read": lambda: values.values_table(table, values.READ),
     "commands": lambda: commands.commands_text(table),
     "shapes": lambda: commands.shapes_text(table, said),
     "where-fields": lambda: commands.where_table(table),
@@ -303,8 +309,13 @@ PARTS = {
     "spark-jobs": lambda: sparks.schema_table(table, JOBS),
     "spark-rejects": lambda: sparks.schema_table(table, REJECTS),
     "http-operations": lambda: operations.operations_table(table),
+    "http-scopes": lambda: operations.scopes_table(table),
     "http-problems": lambda: operations.problems_table(table),
     "http-settings": lambda: operations.service_settings_table(table, said),
+    "faces": lambda: contract.faces_table(table),
+    "face-verbs": lambda: contract.verbs_table(table),
+    "face-limits": lambda: contract.limits_table(table),
+    "face-rules": contract.rules_text,
     "mark": mark_table,
     "first-record": lambda: record_table(records.BASE, ("mark", "revision", "request")),
     "record": lambda: record_table(records.HEAD, _HEAD),

@@ -7,7 +7,9 @@ from __future__ import annotations
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
+from duly.durations import say_duration
 from duly.spark.columns import REQUIRED, WRITTEN
+from duly.spark.options import key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,11 +21,16 @@ def options_table(table: Callable[..., str], kind: type) -> str:
     """
     The options of a format, in the order of their class.
     """
-    rows = [(f"`{each.name}`", _default(each.default), each.metadata["about"]) for each in fields(kind)]
+    rows = [
+        (f"`{key_of(each.name)}`", _default(each.name, each.default), each.metadata["about"])
+        for each in fields(kind)
+    ]
     return table(["option", "default", "meaning"], rows)
 
 
-def _default(value: Any) -> str:
+def _default(name: str, value: Any) -> str:
+    if key_of(name) != name:
+        return f"`{say_duration(value)}`"
     if value is MISSING:
         return "required"
     if value is None or value in ("", ()):

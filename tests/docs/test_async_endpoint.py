@@ -125,7 +125,7 @@ def test_a_request_outlives_the_worker_that_began_it(shop, client):
     while (seen := client.get(place).json())["progress"] is None:
         assert time.monotonic() < deadline, seen
         time.sleep(0.02)
-    assert ("running", 300, "sent to the bank") == (seen["state"], seen["status_code"], seen["progress"])
+    assert ("running", 300, "sent to the bank") == (seen["state"], seen["state_code"], seen["progress"])
     assert 409 == client.get(place + "/result").status_code
 
     first.send_signal(signal.SIGKILL)
@@ -133,7 +133,7 @@ def test_a_request_outlives_the_worker_that_began_it(shop, client):
     shop.work(BANK_S="0.1")
     while (seen := client.get(place, params={"wait": 10}).json())["state"] != "succeeded":
         assert time.monotonic() < deadline, seen
-    assert (400, {"order": "o-7", "refunded": 1900}) == (seen["status_code"], seen["result"])
+    assert (400, {"order": "o-7", "refunded": 1900}) == (seen["state_code"], seen["result"])
     assert {"order": "o-7", "refunded": 1900} == client.get(place + "/result").json()
 
     again = client.post("/orders/o-7/refund", **sent)

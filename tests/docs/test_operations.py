@@ -64,7 +64,7 @@ def test_the_page_prints_what_it_says(valkey, tmp_path, monkeypatch):
 def test_the_page_names_paths_and_metrics_that_exist():
     text = PAGE.read_text("utf-8")
     known = [re.sub(r"\{\w+\}", "[^/]+", operation.path) for operation in OPERATIONS]
-    paths = set(re.findall(r"(?:`(?:GET |POST )?|8420|path: )(/[\w/.-]+)", text))
+    paths = set(re.findall(r"(?:`(?:GET |POST )?|8420|path: )(/[\w/.{}-]+)", text))
     assert {"/healthz", "/readyz", "/v1/events", "/metrics", "/v1/audit"} <= paths
     assert [] == [path for path in paths if not any(re.fullmatch(each, path) for each in known)]
     names = {re.sub(r"_(bucket|count|sum)$", "", name) for name in re.findall(r"\bduly_[a-z_]+\w", text)}

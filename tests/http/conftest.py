@@ -43,7 +43,9 @@ def serving(app):
         service = api(app, ServiceSettings(**settings))
         async with service.router.lifespan_context(service):
             transport = httpx.ASGITransport(service, raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url="http://duly", timeout=30) as client:
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://localhost", timeout=30
+            ) as client:
                 yield client
 
     return open_
@@ -56,19 +58,35 @@ async def client(serving):
 
 
 @pytest.fixture
-async def url(app):
+def served(app):
+    """
+    Open the service behind a port of its own: `async with served(max_connections=1) as (url, server)`.
+    """
+
+    @asynccontextmanager
+    async def open_(queue=app, **settings):
+        place = listen("127.0.0.1", 0)
+        server = server_of(api(queue, ServiceSettings(**settings)), 1)
+        serving = asyncio.create_task(server.serve([place]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+            assert not serving.done(), serving.result()
+        try:
+            yield f"http://127.0.0.1:{place.getsockname()[1]}", server
+        finally:
+            server.should_exit = True
+            await serving
+
+    return open_
+
+
+@pytest.fixture
+async def url(served):
     """
     The service behind a port of its own.
     """
-    place = listen("127.0.0.1", 0)
-    server = server_of(api(app), 1)
-    serving = asyncio.create_task(server.serve([place]))
-    while not server.started:
-        await asyncio.sleep(0.01)
-        assert not serving.done(), serving.result()
-    yield f"http://127.0.0.1:{place.getsockname()[1]}"
-    server.should_exit = True
-    await serving
+    async with served() as (url, _):
+        yield url
 
 
 def problem(response, status, kind):

@@ -16,6 +16,7 @@ from duly.audit import Actor, Audit, Change, this_user
 from duly.cli.main import main
 from tests.cli.schemas import read
 from tests.http.conftest import problem
+from tests.shards import fixed_of
 
 JOBS = "/v1/topics/mail/jobs"
 
@@ -36,6 +37,8 @@ async def records(app, **options):
     return (await Audit(await app.store()).newest(**options))[0]
 
 
+NAME = {"topic": "mail", "id": "a"}
+HOOK = "https://example.com/hook?key=4111-secret"
 CHANGES = [
     ("POST", "/v1/topics/mail/pause", None, ("pause", "mail", None, {})),
     ("POST", "/v1/topics/mail/resume", None, ("resume", "mail", None, {})),
@@ -43,6 +46,11 @@ CHANGES = [
     ("PATCH", f"{JOBS}/a", {"delay": 60}, ("reschedule", "mail", "a", {"delay_s": 60.0, "due_at": None})),
     ("DELETE", f"{JOBS}/a", None, ("cancel", "mail", "a", {})),
     ("POST", f"{JOBS}/a/requeue", None, ("requeue", "mail", "a", {})),
+    ("POST", "/v1/jobs:cancel", {"jobs": [NAME]}, ("cancel", None, None, {"count": 1})),
+    ("POST", "/v1/jobs:requeue", {"jobs": [NAME]}, ("requeue", None, None, {"count": 1})),
+    ("PUT", "/v1/topics/mail/callback", {"url": HOOK}, ("callback", "mail", None, {"callback": True})),
+    ("DELETE", "/v1/topics/mail/callback", None, ("callback", "mail", None, {"callback": False})),
+    ("POST", "/v1/topics/mail/purge", {"state": "ready"}, ("purge", "mail", None, {"count": 1})),
     ("DELETE", "/v1/quarantine/mail/a", None, ("drop", "mail", "a", {})),
 ]
 
@@ -51,14 +59,15 @@ async def test_every_change_by_a_key_is_recorded(client, app, admin, caplog):
     caplog.set_level(logging.INFO, "duly.audit")
     await client.post(JOBS, json={"id": "a", "payload": {"card": "4111-secret"}, "delay": 600})
     store = await app.store()
-    await store.link.call("HSET", store.keys[0].fixed["quarantine"], "mail/a", b"\7")
+    await store.link.call("HSET", fixed_of(store, "mail", "a")["quarantine"], "mail/a", b"\7")
     for method, path, body, _ in CHANGES:
         response = await client.request(method, path, json=body)
         assert response.status_code < 300, response.text
     found = await records(app)
-    assert [wanted for *_, wanted in reversed(CHANGES)] == [
-        (each.action, each.topic, each.id, each.details) for each in found
+    assert [(*what, {**details, "address": None}) for *_, (*what, details) in reversed(CHANGES)] == [
+        (each.action, each.topic, each.id, {**each.details, "address": None}) for each in found
     ]
+    assert {"127.0.0.1"} == {each.details["address"] for each in found}
     assert {Actor("key", "ops", admin.id)} == {each.by for each in found}
     assert {"http"} == {each.via for each in found}
     assert len(CHANGES) == len(caplog.records)
@@ -80,10 +89,42 @@ async def test_the_changes_of_the_test_are_all_there_are():
 
 async def test_what_was_refused_is_not_recorded(client, app, admin):
     problem(await client.delete(f"{JOBS}/none"), 404, "job-not-found")
+    none = {"jobs": [{"topic": "mail", "id": "none"}]}
+    assert "refused" == (await client.post("/v1/jobs:cancel", json=none)).json()["jobs"][0]["outcome"]
+    assert 0 == (await client.post("/v1/topics/mail/purge", json={})).json()["purged"]
     problem(await client.put("/v1/topics/mail/limit", json={"limit": 0}), 422, "invalid")
     del client.headers["authorization"]
     problem(await client.post("/v1/topics/mail/pause"), 401, "unauthenticated")
     assert [] == await records(app)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("DELETE", f"{JOBS}/a", None),
+        ("PATCH", f"{JOBS}/a", {"delay": 60}),
+        ("POST", "/v1/topics/mail/pause", None),
+        ("PUT", "/v1/topics/mail/limit", {"limit": 5}),
+        ("POST", "/v1/jobs:cancel", {"jobs": [{"topic": "mail", "id": "a"}]}),
+    ],
+)
+async def test_a_change_that_is_asked_for_again_under_its_key_is_recorded_once(
+    client, app, method, path, body
+):
+    await client.post(JOBS, json={"id": "a", "delay": 3600})
+    for _ in range(3):
+        answer = await client.request(method, path, json=body, headers={"Idempotency-Key": "one"})
+        assert 200 == answer.status_code
+    assert 1 == len(await records(app))
+
+
+async def test_a_change_that_is_made_again_much_later_is_another_one(app, monkeypatch):
+    audit = Audit(await app.store())
+    for _ in range(2):
+        await audit.note(this_user(), "http", Change(action="requeue", id="a"), mark="one")
+    assert 1 == len((await audit.newest())[0])
+    monkeypatch.setattr("duly.audit.SAME_MS", -1)
+    assert 2 == len((await audit.newest())[0])
 
 
 async def test_without_keys_it_is_an_address(client, app):
@@ -145,13 +186,14 @@ async def test_a_change_stands_although_its_record_cannot_be_written(client, app
 
 
 @pytest.fixture
-def duly(valkey, namespace, monkeypatch, tmp_path, capsys):
+def duly(valkey, namespace, shards, monkeypatch, tmp_path, capsys):
     for name in list(os.environ):
         if name.startswith("DULY_"):
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DULY_URL", valkey.url)
     monkeypatch.setenv("DULY_NAMESPACE", namespace)
+    monkeypatch.setenv("DULY_SHARDS", str(shards))
 
     def run(*words):
         capsys.readouterr()
@@ -172,7 +214,7 @@ def test_every_change_by_a_command_is_recorded(duly):
     duly("jobs", "requeue", "--topic", "mail", "--state", "cancelled", "--yes")
     duly("topics", "purge", "mail", "--yes")
     text = duly("keys", "create", "shop", "--scope", "read", "--topic", "mail.*").strip()
-    duly("keys", "revoke", "shop")
+    duly("keys", "revoke", "shop", "--force")
     found = read("audit", duly("audit", "--json"))
     key = text.split("_")[1]
     assert [

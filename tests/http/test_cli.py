@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import http.client
 import re
 import signal
 import socket
@@ -12,13 +14,20 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
+import redis
 
 from duly import Duly
+from duly.cli.serve import serve as serve_command
 from duly.errors import JobNotFound
+from duly.http.access import WRONG_BURST
+from duly.http.settings import ServiceSettings
+from duly.settings import SERVE_VARIABLES
 from tests.cli.schemas import read
 from tests.live.running import Running
 from tests.live.terminal import duly, environment
@@ -35,8 +44,8 @@ def here():
 
 
 @pytest.fixture
-def queue(valkey, namespace):
-    return {"DULY_URL": valkey.url, "DULY_NAMESPACE": namespace}
+def queue(valkey, namespace, shards):
+    return {"DULY_URL": valkey.url, "DULY_NAMESPACE": namespace, "DULY_SHARDS": str(shards)}
 
 
 @pytest.fixture
@@ -152,6 +161,100 @@ def refused(port):
         return client.connect_ex(("127.0.0.1", port)) != 0
 
 
+def test_sigterm_does_not_wait_for_halves_of_requests_nor_for_clients_that_read_nothing(serve):
+    running, client = serve(DULY_DRAIN_GRACE="60s")
+    head = "HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/x-ndjson\r\n"
+    halves = [
+        "",
+        f"GET {JOBS}/a HTTP/1.1\r\n",
+        f"POST {JOBS} {head}content-length: 100\r\n\r\n{{",
+        f'POST {JOBS}:batch {head}transfer-encoding: chunked\r\n\r\nb\r\n{{"id":"a"}}\n\r\n5\r\n{{"id"\r\n',
+        f"GET {JOBS}/a?wait=60 {head}\r\n",
+        f"GET /v1/events {head}\r\n",
+    ]
+    there = [socket.create_connection((client.base_url.host, client.base_url.port), 30) for _ in halves]
+    try:
+        for connection, half in zip(there, halves, strict=True):
+            connection.sendall(half.encode())
+        running.until(lambda: client.get(f"{JOBS}/a").status_code == 200, "the line of the batch")
+        running.send(signal.SIGTERM)
+        assert 0 == running.wait(within_s=30)
+        said = there[3].makefile("rb").read()
+        assert b'"line":1,"outcome":"created"' in said
+        assert b'"line":2,"outcome":"stopped"' in said
+        assert b'"stored":1' in said
+    finally:
+        for connection in there:
+            connection.close()
+    assert "Traceback" not in running.said()
+    assert "ERROR" not in running.said()
+
+
+@pytest.mark.parametrize("lines", [100, 60_000], ids=["few", "more than fit between"])
+def test_sigterm_lets_a_client_that_sends_all_before_it_reads_see_how_far_its_batch_came(serve, lines):
+    """
+    Its answer is whole although more of the body comes, and nobody wants that.
+    """
+    running, client = serve(DULY_DRAIN_GRACE="60s")
+    address = client.base_url.host, client.base_url.port
+
+    def body():
+        for number in range(lines):
+            yield b'{"id":"%d","delay":60}\n' % number
+        running.until(lambda: client.get(f"{JOBS}/{lines - 1}").status_code == 200, "the last line")
+        running.send(signal.SIGTERM)
+        running.until(lambda: refused(address[1]), "the end")
+        for _ in range(100):
+            yield b'{"delay":60}\n' * 10_000
+
+    connection = http.client.HTTPConnection(*address, timeout=60)
+    connection.request(
+        "POST", f"{JOBS}:batch", body(), {"Content-Type": "application/x-ndjson"}, encode_chunked=True
+    )
+    *_, last = connection.getresponse().read().splitlines()
+    told = msgspec.json.decode(last)
+    assert ("stopped", "urn:duly:problem:unavailable") == (told["outcome"], told["problem"]["type"])
+    assert told["line"] - 1 == told["stored"] >= lines
+    assert 0 == running.wait(within_s=30)
+    connection.close()
+    assert "ERROR" not in running.said()
+
+
+def test_limits_of_connections_may_be_set(serve):
+    _, client = serve("--header-limit", "2048", "--max-connections", "1")
+    with httpx.Client(base_url=client.base_url) as other:
+        assert 404 == client.get(f"{JOBS}/a").status_code
+        assert (503, "busy") == problem_of(other.get(f"{JOBS}/a"))
+    assert (431, "headers-too-large") == problem_of(client.get("/", headers={"x": "x" * 3000}))
+
+
+def test_variables_set_limits_as_well_and_an_option_wins(serve):
+    running, client = serve(
+        "--body-limit", "4096", DULY_SERVE_HEADER_LIMIT="2048", DULY_SERVE_BODY_LIMIT="1024"
+    )
+    assert (431, "headers-too-large") == problem_of(client.get("/", headers={"x": "x" * 3000}))
+    assert 202 == client.post(JOBS, json={"payload": "x" * 2_000}).status_code
+    assert (413, "too-large") == problem_of(client.post(JOBS, json={"payload": "x" * 5_000}))
+    assert "unknown variable" not in running.said()
+
+
+def test_a_variable_that_sets_no_limit_is_a_sentence(run):
+    done = run("serve", "--port", "0", DULY_SERVE_MAX_CONNECTIONS="many")
+    assert 2 == done.returncode
+    assert "DULY_SERVE_MAX_CONNECTIONS" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_every_limit_of_the_service_is_an_option_and_a_variable():
+    options = {each.name: each for each in serve_command.params}
+    settings = {field.name for field in dataclasses.fields(ServiceSettings)}
+    elsewhere = {"cors_origins", "trusted_proxies", "require_keys", "root_path", "idempotency_s"}
+    assert {"heartbeat_s"} == settings - options.keys() - elsewhere
+    limits = settings - elsewhere - {"heartbeat_s"}
+    variables = {options[name].envvar for name in limits}
+    assert SERVE_VARIABLES == variables
+
+
 def test_the_settings_of_an_app_are_those_of_its_service(serve, here, queue):
     code = f"from duly import Duly\n\napp = Duly({queue['DULY_URL']!r}, namespace='of-the-app')\n"
     (here / "shop.py").write_text(code)
@@ -237,7 +340,11 @@ def test_a_key_is_made_listed_and_revoked(run):
     for text in (made.key.split("_", 2)[2], SECRET):
         assert text not in listing.stdout
 
-    done = run("keys", "revoke", "shop", "--json")
+    done = run("keys", "revoke", "shop")
+    assert (2, "") == (done.returncode, done.stdout)
+    assert "answer every request with 401" in done.stderr
+    assert "--force" in done.stderr
+    done = run("keys", "revoke", "shop", "--json", "--force")
     assert [made.id] == [key.id for key in read("keys revoke", done.stdout)]
     assert "" == run("keys", "ls", "--json").stdout
 
@@ -282,9 +389,143 @@ def test_a_key_opens_what_its_scope_says_until_it_is_revoked(run, serve):
     assert (401, "unauthenticated") == problem_of(client.get(f"{JOBS}/a"))
     assert (404, "job-not-found") == problem_of(client.get(f"{JOBS}/a", headers=bearer(made.key)))
     assert (403, "forbidden") == problem_of(client.post(JOBS, json={}, headers=bearer(made.key)))
-    # Another key stays, so that the last one gone does not open the service to all.
-    run("keys", "create", "other", "--scope", "admin")
-    run("keys", "revoke", "shop")
+    run("keys", "revoke", "shop", "--force")
     running.until(
         lambda: 401 == client.get(f"{JOBS}/a", headers=bearer(made.key)).status_code, "the key is refused"
     )
+    assert (401, "unauthenticated") == problem_of(client.get(f"{JOBS}/a"))
+    running.until(lambda: re.search(r"CRITICAL.*there is none", running.said()), "the alarm")
+
+
+def test_a_service_that_must_have_keys_says_that_there_is_none_and_serves_nobody(run, serve):
+    for words, env in (((), {"DULY_REQUIRE_KEYS": "yes"}), (("--require-keys", "--host", "0.0.0.0"), {})):
+        running, client = serve(*words, **env)
+        client.base_url = str(client.base_url).replace("0.0.0.0", "127.0.0.1")
+        assert (401, "unauthenticated") == problem_of(client.get(f"{JOBS}/a"))
+        assert 200 == client.get("/healthz").status_code
+        assert "CRITICAL" in running.said()
+
+
+def test_a_data_directory_remembers_that_there_was_a_key(run, serve, here):
+    env = {"DULY_URL": "", "DULY_DATA": str(here / "d")}
+    run("keys", "create", "shop", "--scope", "read", **env)
+    run("keys", "revoke", "shop", "--force", **env)
+    running, client = serve(**env)
+    assert (401, "unauthenticated") == problem_of(client.get(f"{JOBS}/a"))
+    assert "only --require-keys" not in running.said()
+
+
+def test_a_data_directory_remembers_keys_that_the_server_lost_also_after_a_restart(run, serve, here):
+    env = {"DULY_URL": "", "DULY_DATA": str(here / "d")}
+    made = read("keys create", run("keys", "create", "shop", "--scope", "admin", "--json", **env).stdout)
+    running, client = serve(**env)
+    assert 202 == client.post(JOBS, json={"id": "a"}, headers=bearer(made.key)).status_code
+    with redis.Redis(unix_socket_path=str(here / "d" / "valkey.sock")) as raw:
+        raw.flushall()
+
+    def is_shut(client):
+        asked = ((), tuple(bearer(made.key).items()))
+        statuses = {client.post(JOBS, json={}, headers=headers).status_code for headers in asked}
+        statuses |= {client.get("/v1/audit", headers=headers).status_code for headers in asked}
+        return {401} == statuses
+
+    running.until(
+        lambda: 401 == client.get("/v1/audit", headers=bearer(made.key)).status_code, "a door that is shut"
+    )
+    assert is_shut(client)
+    running.until(lambda: re.search(r"CRITICAL.*there is none", running.said()), "the alarm")
+    running.send(signal.SIGTERM)
+    assert 0 == running.wait()
+    again, client = serve(**env)
+    assert is_shut(client)
+    assert "CRITICAL" in again.said()
+    assert 200 == client.get("/healthz").status_code
+
+
+def test_a_key_that_came_and_went_unseen_is_remembered_by_the_data_directory(run, serve, here):
+    env = {"DULY_URL": "", "DULY_DATA": str(here / "d")}
+    running, client = serve(**env)
+    assert (404, "job-not-found") == problem_of(client.get(f"{JOBS}/a"))
+    assert 0 == run("keys", "create", "shop", "--scope", "read", **env).returncode
+    assert 0 == run("keys", "revoke", "shop", "--force", **env).returncode
+    running.until(
+        lambda: (401, "unauthenticated") == problem_of(client.get(f"{JOBS}/a")), "a door that is shut"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "env"),
+    [
+        (("--root-path", "/queue", "--trusted-proxy", "127.0.0.1", "--trusted-proxy", "192.0.2.9"), {}),
+        ((), {"DULY_ROOT_PATH": "/queue", "DULY_TRUSTED_PROXIES": "127.0.0.1,192.0.2.9"}),
+    ],
+    ids=["options", "environment"],
+)
+def test_a_service_is_told_of_its_proxies(serve, words, env):
+    _, client = serve(*words, **env)
+    assert [{"url": "/queue"}] == client.get("/openapi.json").json()["servers"]
+    assert (401, "unauthenticated") == problem_of(client.get(f"{JOBS}/a")), "a proxy makes it public"
+
+    def guess(*addresses):
+        headers = {"X-Forwarded-For": ", ".join(addresses), **bearer("wrong")}
+        return problem_of(client.get(f"{JOBS}/a", headers=headers))
+
+    guesses = [guess("192.0.2.1", "192.0.2.9") for _ in range(2 * WRONG_BURST)]
+    assert (429, "too-many-requests") in guesses
+    assert (401, "unauthenticated") == guess("192.0.2.2", "192.0.2.9"), "the client is counted, not the proxy"
+
+
+def test_processes_of_a_service_count_wrong_keys_together(run, serve):
+    assert 0 == run("keys", "create", "shop", "--scope", "read").returncode
+    (_, one), (running, two) = serve(), serve()
+
+    def guess(client):
+        return client.get(f"{JOBS}/a", headers=bearer("duly_x_wrong")).status_code
+
+    assert 429 in [guess(one) for _ in range(3 * WRONG_BURST)]
+    # A process tells of what it counted once a second, and learns then what others have.
+    sent, began_s = [], time.monotonic()
+
+    def refused():
+        if time.monotonic() - began_s > len(sent) / 4:
+            sent.append(guess(two))
+        return 429 in sent
+
+    running.until(refused, "the first wrong keys count here, too")
+    assert len(sent) < WRONG_BURST / 2, "by its own count it would let more through"
+
+
+@pytest.mark.parametrize(("host", "said"), [("127.0.0.1", True), ("0.0.0.0", False)])
+def test_a_service_that_other_machines_reach_requires_keys_without_remembering_them(run, serve, host, said):
+    assert 0 == run("keys", "create", "shop", "--scope", "read").returncode
+    running, client = serve("--host", host)
+    client.base_url = str(client.base_url).replace("0.0.0.0", "127.0.0.1")
+    assert 200 == client.get("/healthz").status_code
+    assert said == ("only --require-keys" in running.said())
+
+
+def test_a_service_without_a_lasting_memory_says_so(serve):
+    running, client = serve()
+    assert (404, "job-not-found") == problem_of(client.get(f"{JOBS}/a"))
+    running.until(lambda: "only --require-keys" in running.said(), "the warning")
+    [line] = [line for line in running.said().splitlines() if "only --require-keys" in line]
+    assert " WARNING " in line
+
+
+ALLOW = """
+import logging, resource, sys
+from duly.http.serve import allow_files
+logging.basicConfig()
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, int(sys.argv[1])))
+allow_files(500)
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+
+
+@pytest.mark.parametrize(("hard", "soft", "said"), [(4096, 650, ""), (400, 400, "raise `ulimit -n`")])
+def test_the_limit_of_open_files_is_raised_to_what_connections_need(hard, soft, said):
+    told = subprocess.run(
+        [sys.executable, "-c", ALLOW, str(hard)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert str(soft) == told.stdout.strip()
+    assert said in told.stderr

@@ -99,7 +99,7 @@ def test_the_route_is_described_with_its_model_and_what_it_answers(queue):
     assert {"200", "202", "400", "413", "415", "422", "503"} == set(post["responses"])
     accepted = post["responses"]["202"]
     assert {"Location", "Retry-After", "X-Async-Request-Id"} == set(accepted["headers"])
-    assert "status_code" in accepted["content"]["application/json"]["schema"]["properties"]
+    assert "state_code" in accepted["content"]["application/json"]["schema"]["properties"]
     for status in ("400", "413", "415", "422", "503"):
         assert ["application/problem+json"] == list(post["responses"][status]["content"])
 
@@ -110,10 +110,11 @@ def test_status_and_result_are_described(queue):
     status, result = document["paths"][path]["get"], document["paths"][path + "/result"]["get"]
     cancelled = document["paths"][path]["delete"]
     for operation in (status, result):
-        assert ["order_id", "job_id", "wait", "Prefer"] == [each["name"] for each in operation["parameters"]]
-    assert {"200", "404", "422", "503"} == set(status["responses"])
-    assert {"200", "404", "409", "410", "422", "424", "503"} == set(result["responses"])
-    assert {"200", "404", "409", "422", "503"} == set(cancelled["responses"])
+        names = ["order_id", "job_id", "wait", "Prefer", "If-None-Match", "If-Match"]
+        assert names == [each["name"] for each in operation["parameters"]]
+    assert {"200", "304", "404", "412", "422", "503"} == set(status["responses"])
+    assert {"200", "304", "404", "409", "410", "412", "422", "424", "503"} == set(result["responses"])
+    assert {"200", "404", "409", "412", "422", "503"} == set(cancelled["responses"])
     returned = result["responses"]["200"]["content"]["application/json"]["schema"]
     assert {"type": "object", "additionalProperties": {"type": "integer"}} == returned
     ids = [each["operationId"] for methods in document["paths"].values() for each in methods.values()]

@@ -79,13 +79,29 @@ def test_an_id_fits_the_pattern_if_it_is_one(text):
 @pytest.mark.parametrize("place", ["", "0:", "0:1794728495151 mail/a", "3:12 a.b/c+d"])
 @pytest.mark.parametrize("state", [state for state in JobState if state is not JobState.ready])
 def test_a_cursor_is_read_as_it_was_written(state, place):
-    assert (state, place) == cursors.read(cursors.write(state, place))
+    assert (state, place, None) == cursors.read(cursors.write(state, place))
 
 
 def test_a_cursor_among_ready_jobs_names_an_entry():
     place = "0:mail normal 1794728495151-3"
-    assert (JobState.ready, place) == cursors.read(cursors.write(JobState.ready, place))
+    assert (JobState.ready, place, None) == cursors.read(cursors.write(JobState.ready, place))
     assert cursors.read(cursors.write(JobState.scheduled, place)) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "place"),
+    [
+        (JobState.dead, ""),
+        (JobState.dead, "0:12 mail/"),
+        (JobState.scheduled, "record:12 mail/a:b 0:12 mail/c"),
+        (JobState.ready, "0:mail normal 12-3"),
+    ],
+)
+def test_a_cursor_of_a_topic_names_no_other(state, place):
+    assert (state, place, "mail") == cursors.read(cursors.write(state, place, "mail"))
+    if place:
+        assert cursors.read(cursors.write(state, place, "mailing")) is None
+    assert cursors.read(cursors.write(state, place, "a b")) is None
 
 
 @pytest.mark.parametrize("place", ["x", "0", "0:x", "0:1 ", "0:(1 a/b", "0:1 a", "0:1 a/b\n"])

@@ -18,17 +18,21 @@ import pytest
 
 from duly import Duly, Fixed
 from duly.apikeys import KeyRing
+from duly.defaults import DEFAULTS
+from duly.errors import StoreUnavailable
 from duly.http.api import api
-from duly.http.handing import MAX_ATTEMPTS
 from duly.http.roster import Roster
 from duly.http.serve import listen, server_of
 from duly.http.settings import ServiceSettings
 from duly.http.tokens import read_token, token_of
 from duly.ids import new_request
 from duly.job import JobKey, JobState, Order
-from duly.store import Promise, Want
+from duly.options import TOLD
+from duly.store import CLAIM_BYTES, Promise, Want
 from tests.eventually import eventually
 from tests.http.conftest import problem
+from tests.lostclaims import lose_a_claim
+from tests.shards import claim_all, ids_on, on_all, promote_all, recover_all
 
 CLAIM = "/v1/topics/mail/claim"
 FOREVER = 50  # seconds that no test waits for, if all is well
@@ -50,6 +54,10 @@ async def state(app, id_, topic="mail"):
     return (await app.job(topic, id_).get()).state
 
 
+async def state_is(app, id_, expected):
+    assert expected == await state(app, id_)
+
+
 # -- claim ------------------------------------------------------------------------------------------------
 
 
@@ -63,15 +71,45 @@ async def test_a_claim_brings_what_a_worker_needs(client, app):
         job["payload"],
         job["context"],
     )
-    assert (1, 7, 0, 30_000) == (job["attempt"], job["max_attempts"], job["crashes"], job["ttr_ms"])
+    assert (1, 7, 0, 30) == (job["attempt"], job["max_attempts"], job["crashes"], job["ttr"])
     until = datetime.fromisoformat(job["lease_until"]) - before
     assert timedelta(seconds=20) < until < timedelta(seconds=40), "no longer than its time to run"
     assert JobState.running == await state(app, "a")
     assert "w" == (await app.job("mail", "a").get()).worker
 
 
+#: What a claim tells by the same name and otherwise: how long this run may take, by the handler if need be.
+OTHERWISE = {"ttr", "lateness_ms"}
+
+
+@pytest.mark.parametrize("retried", [False, True])
+async def test_a_claim_tells_of_a_job_what_the_job_tells_itself(client, app, retried):
+    every = {"ttr": 30, "expires": datetime(2036, 1, 1, tzinfo=UTC), "backoff": Fixed(5), "retain": 90}
+    await app.enqueue("mail", 1, id="plain")
+    await app.enqueue("mail", 2, id="moved", delay=3600, priority="high")
+    await app.job("mail", "moved").reschedule(delay=0)
+    more = {"max_attempts": 7, "context": {"tenant": "acme"}, "reply_to": "inbox"}
+    await app.enqueue("mail", 3, id="full", **every, **more)
+    if retried:
+        for job in await claim(client, limit=3, wait=FOREVER):
+            await end(client, job, "retry", delay=0)
+    jobs = []
+    while len(jobs) < 3:
+        jobs += await claim(client, limit=3, wait=FOREVER)
+    for job in jobs:
+        document = (await client.get(f"/v1/topics/mail/jobs/{job['id']}")).json()
+        same = (job.keys() & document.keys()) - OTHERWISE
+        assert {name: document[name] for name in same} == {name: job[name] for name in same}
+        assert not {option.name for option in TOLD} - job.keys()
+        assert {"created_at", "updated_at", "scheduled_for"} <= same
+
+
 async def test_a_lease_lasts_a_minute_or_as_long_as_was_asked_for(client, app):
-    for id_, lease, least, most in (("a", {}, 45, 75), ("b", {"lease": 120}, 100, 140)):
+    for id_, lease, least, most in (
+        ("a", {}, 45, 75),
+        ("b", {"lease": 120}, 100, 140),
+        ("c", {"lease": "2m", "wait": "1s"}, 100, 140),
+    ):
         await app.enqueue("mail", id=id_)
         before = datetime.now(UTC)
         [job] = await claim(client, **lease)
@@ -108,6 +146,9 @@ async def test_many_at_once_up_to_the_limit(client, app):
         ({"worker": "w", "wait": -1}, "wait"),
         ({"worker": "w", "lease": 0.5}, "lease"),
         ({"worker": "w", "lease": 86401}, "lease"),
+        ({"worker": "w", "lease": "500ms"}, "lease"),
+        ({"worker": "w", "lease": "2d"}, "lease"),
+        ({"worker": "w", "lease": "soon"}, "lease"),
         ({"worker": "w", "leese": 1}, "leese"),
     ],
 )
@@ -238,12 +279,38 @@ async def test_shards_are_all_asked(valkey, namespace):
         assert 1 == len(await waiting)
 
 
+async def test_the_answer_to_a_claim_is_bounded_over_all_shards(valkey, namespace):
+    app = Duly(valkey.url, namespace=namespace, shards=3)
+    async with served(app) as client:
+        store, size = await app.store(), 200_000
+        ids = [id_ for shard in range(3) for id_ in ids_on(store, "mail", shard, 6)]
+        for id_ in ids:
+            await app.enqueue("mail", "x" * size, id=id_)
+        seen: list[str] = []
+        for _ in range(3):
+            answer = await client.post(
+                CLAIM, json={"worker": "w", "limit": 100, "request_id": str(len(seen))}
+            )
+            assert len(answer.content) <= CLAIM_BYTES + 2 * size
+            jobs = answer.json()["jobs"]
+            again = await claim(client, limit=100, request_id=str(len(seen)))
+            assert {job["id"] for job in jobs} == {job["id"] for job in again}, "the same answer again"
+            running = [id_ for id_ in ids if await state(app, id_) is JobState.running]
+            assert {job["id"] for job in jobs} == set(running), "what is beyond is not claimed"
+            seen += running
+            for job in again:
+                await end(client, job, "ack")
+        assert len(seen) == len(set(seen)) >= 12
+        rest = [job["id"] for job in await claim(client, limit=100)]
+        assert sorted(set(ids) - set(seen)) == sorted(rest)
+
+
 @asynccontextmanager
 async def served(app):
     service = api(app)
     async with service.router.lifespan_context(service):
         transport = httpx.ASGITransport(service, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://duly", timeout=30) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=30) as client:
             yield client
 
 
@@ -331,7 +398,7 @@ async def test_without_any_the_wait_is_two_seconds(client, app):
     assert timedelta(seconds=2) <= due - started < timedelta(seconds=60)
 
 
-@pytest.mark.parametrize(("options", "attempts"), [({"max_attempts": 2}, 2), ({}, MAX_ATTEMPTS)])
+@pytest.mark.parametrize(("options", "attempts"), [({"max_attempts": 2}, 2), ({}, DEFAULTS.max_attempts)])
 async def test_the_last_failure_makes_a_job_dead(client, app, options, attempts):
     await app.enqueue("mail", id="a", **options)
     for attempt in range(1, attempts + 1):
@@ -355,8 +422,26 @@ async def test_a_handler_that_is_known_here_decides_as_it_does_elsewhere(client,
 
     await app.enqueue("mail", id="a")
     [job] = await claim(client)
-    assert (1, 20_000) == (job["max_attempts"], job["ttr_ms"])
+    assert (1, 20) == (job["max_attempts"], job["ttr"])
     assert "dead" == (await end(client, job, "retry"))["state"]
+
+
+@pytest.fixture
+def terms(monkeypatch):
+    """
+    Give the service defaults of its own, before there is an app.
+    """
+    for name, value in (("MAX_ATTEMPTS", "2"), ("TTR", "90s"), ("BACKOFF", '{"kind":"fixed","delay":3600}')):
+        monkeypatch.setenv(f"DULY_{name}", value)
+
+
+async def test_a_worker_that_says_nothing_has_the_defaults_of_the_service(terms, client, app):
+    await app.enqueue("mail", id="a")
+    [job] = await claim(client)
+    assert (2, 90) == (job["max_attempts"], job["ttr"])
+    assert "scheduled" == (await end(client, job, "retry"))["state"]
+    found = await app.job("mail", "a").get()
+    assert 3590 < (found.due_at - found.updated_at).total_seconds() <= 3601
 
 
 async def test_bury_ends_it_with_its_error(client, app):
@@ -550,7 +635,7 @@ async def test_a_worker_that_is_not_heard_is_not_said_to_live(client, app):
 async def ask(url, body):
     reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(url).port)
     data = json.dumps(body).encode()
-    head = ("host: x", "content-type: application/json", f"content-length: {len(data)}")
+    head = ("host: localhost", "content-type: application/json", f"content-length: {len(data)}")
     writer.write("\r\n".join((f"POST {CLAIM} HTTP/1.1", *head, "", "")).encode() + data)
     await writer.drain()
     return reader, writer
@@ -570,7 +655,7 @@ async def test_a_client_that_left_while_it_waited_takes_no_job(url, app):
         assert (1, "here") == (job["attempt"], (await app.job("mail", "a").get()).worker)
     store = await app.store()
     # Who was ever given a job is known by its last claim.
-    assert [b"here"] == await store.link.call("HKEYS", store.keys[0].fixed["claims"])
+    assert [b"here"] == [name for names in await on_all(store, "claims", "HKEYS") for name in names]
 
 
 async def _listed(app, name):
@@ -613,11 +698,13 @@ async def test_a_client_that_left_before_its_answer_gives_its_jobs_back(url, app
     It leaves between the look that finds a job and the answer that brings it.
     """
     found, go_on = await hold_back(app, monkeypatch)
-    await app.enqueue("mail", id="a")
-    await app.enqueue("mail", id="b")
+    # Of one shard, so that one look finds both.
+    ids = ids_on(app.settings, "mail", app.settings.shards - 1, 2)
+    for id_ in ids:
+        await app.enqueue("mail", id=id_)
     _, writer = await ask(url, {"worker": "gone", "limit": 2})
     await found.wait()
-    assert JobState.running == await state(app, "a")
+    assert JobState.running == await state(app, ids[0])
     writer.transport.abort()
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         # Once this is answered, the loop has seen the other leave, too.
@@ -626,9 +713,153 @@ async def test_a_client_that_left_before_its_answer_gives_its_jobs_back(url, app
         jobs = []
         while len(jobs) < 2:
             jobs += await claim(client, worker="here", wait=FOREVER, limit=2)
-        assert [("a", 1, 0), ("b", 1, 0)] == sorted(
+        assert [(id_, 1, 0) for id_ in ids] == sorted(
             (job["id"], job["attempt"], job["crashes"]) for job in jobs
         )
+
+
+@pytest.mark.parametrize("silent", [0, 3], ids=["at once", "as soon as there is an answer"])
+async def test_jobs_of_a_claim_that_the_service_heard_no_answer_to_are_given_back(
+    client, app, monkeypatch, silent
+):
+    monkeypatch.setattr("duly.http.handing.AGAIN_S", 0.01)
+    await app.enqueue("mail", id="a")
+    lost = lose_a_claim(monkeypatch, silent=silent)
+    response = await client.post(CLAIM, json={"worker": "gone", "lease": 600})
+    assert (503, True) == (response.status_code, lost.is_set())
+    await eventually(lambda: state_is(app, "a", JobState.ready))
+    [job] = await claim(client, worker="here", wait=FOREVER)
+    assert ("a", 1, 0) == (job["id"], job["attempt"], job["crashes"])
+
+
+async def test_the_same_request_again_brings_the_same_jobs_and_takes_no_more(client, app):
+    for number in range(6):
+        await app.enqueue("mail", id=str(number))
+    first = await claim(client, limit=3, request_id="r1")
+    again = await claim(client, limit=3, request_id="r1")
+    assert ids(first) == ids(again)
+    [topic] = (await app.stats()).topics
+    assert 3 == topic.running
+    # What has ended since is not brought again, and others take its place.
+    for job in again:
+        await end(client, job, "ack")
+    third = await claim(client, limit=3, request_id="r1")
+    assert 3 == len({job["id"] for job in third} - {job["id"] for job in first})
+
+
+async def test_the_same_request_again_asks_the_shards_in_the_same_order(client, app):
+    for shard in range(app.settings.shards):
+        for id_ in ids_on(app.settings, "mail", shard, 8):
+            await app.enqueue("mail", id=id_)
+    for number in range(8):
+        first, again = [await claim(client, request_id=f"r{number}") for _ in range(2)]
+        assert ids(first) == ids(again)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+async def test_the_same_request_again_brings_its_jobs_before_newer_ones_of_any_shard(client, app, limit):
+    shards = range(app.settings.shards)
+    for shard, number in itertools.product(shards, range(4)):
+        topic = f"t{shard}.{number}"
+        first, *others = ids_on(app.settings, topic, shard, 4)
+        for of in set(shards) - {shard}:
+            others += ids_on(app.settings, topic, of, 4)
+        request = {"path": f"/v1/topics/{topic}/claim", "limit": limit, "request_id": topic}
+        await app.enqueue(topic, id=first)
+        assert [first] == ids(await claim(client, **request))
+        for id_ in others:
+            await app.enqueue(topic, id=id_)
+        for _ in range(3):
+            [job] = await claim(client, **request)
+            assert first == job["id"]
+        running = [id_ for id_ in [first, *others] if await state(app, id_, topic) is JobState.running]
+        assert [first] == running, "a repeat leases nothing beside"
+        await end(client, job, "ack")
+        assert min(limit, len(others)) == len(await claim(client, **request)), "that has ended"
+
+
+async def test_the_same_request_again_brings_what_it_took_from_several_shards(client, app):
+    settings = app.settings
+    first = [id_ for shard in range(settings.shards) for id_ in ids_on(settings, "mail", shard, 2)]
+    for id_ in first:
+        await app.enqueue("mail", id=id_)
+    limit = len(first) + 2
+    assert sorted(first) == ids(await claim(client, limit=limit, request_id="r1"))
+    for number in range(9):
+        await app.enqueue("mail", id=f"new{number}")
+    jobs = await claim(client, limit=limit, request_id="r1")
+    assert sorted(first) == ids(jobs)
+    ended = jobs.pop()
+    await end(client, ended, "ack")
+    assert ids(jobs) == ids(await claim(client, limit=limit, request_id="r1"))
+
+
+async def test_a_repeat_is_refused_while_a_shard_does_not_say_what_it_leased(client, app, monkeypatch):
+    [first] = ids_on(app.settings, "mail", app.settings.shards - 1, 1)
+    await app.enqueue("mail", id=first)
+    assert [first] == ids(await claim(client, request_id="r1"))
+    for number in range(9):
+        await app.enqueue("mail", id=f"new{number}")
+    store = await app.store()
+    sent, asked = type(store).claim, set()
+
+    async def is_away(self, shard, wants, **more):
+        asked.add(shard)
+        if shard == self.shards - 1:
+            raise StoreUnavailable("away")
+        return await sent(self, shard, wants, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store), "claim", is_away)
+        response = await client.post(CLAIM, json={"worker": "w", "request_id": "r1"})
+    assert 503 == response.status_code
+    assert set(range(app.settings.shards)) == asked
+    assert [first] == ids(await claim(client, request_id="r1"))
+
+
+async def test_another_request_worker_or_topic_is_another_claim(client, app):
+    for topic in ("mail", "post"):
+        for number in range(4):
+            await app.enqueue(topic, id=str(number))
+    claims = [
+        await claim(client, request_id="r1"),
+        await claim(client, request_id="r2"),
+        await claim(client, request_id="r1", worker="w2"),
+        await claim(client, request_id="r1", path="/v1/topics/post/claim"),
+    ]
+    assert 4 == len({(job["topic"], job["id"]) for jobs in claims for job in jobs})
+
+
+async def test_the_same_request_of_another_key_is_another_claim(client, app):
+    ring, claims = KeyRing(await app.store()), []
+    keys = [(await ring.create(name, ["work"]))[0] for name in ("first", "second")]
+
+    async def are_known():
+        return 401 == (await client.post(CLAIM, json={"worker": "w"})).status_code
+
+    await eventually(are_known)
+    for number in range(4):
+        await app.enqueue("mail", id=str(number))
+    for text in keys:
+        client.headers["Authorization"] = f"Bearer {text}"
+        claims += await claim(client, request_id="r1")
+    assert 2 == len({job["id"] for job in claims})
+
+
+async def test_a_request_that_found_nothing_may_be_sent_again(client, app):
+    assert [] == await claim(client, request_id="r1")
+    await app.enqueue("mail", id="a")
+    [job] = await claim(client, request_id="r1")
+    assert "a" == job["id"]
+    asking = asyncio.create_task(claim(client, worker="w2", request_id="r1", wait=FOREVER))
+    await app.enqueue("mail", id="b", delay=0.2)
+    assert ["b"] == [job["id"] for job in await asking]
+
+
+@pytest.mark.parametrize("id_", ["", "x" * 101, 5])
+async def test_a_request_id_that_is_none_is_refused(client, id_):
+    response = await client.post(CLAIM, json={"worker": "w", "request_id": id_})
+    assert "request_id" == problem(response, 422, "invalid")["field"]
 
 
 async def test_a_lease_that_runs_out_brings_the_job_back_though_no_other_worker_runs(valkey, namespace):
@@ -653,10 +884,9 @@ async def lose(app, count):
     store = app.make_store()
     store.lease_ms = 1
     await store.enqueue_many([Order(JobKey("mail", f"s{number:02}"), b"{}") for number in range(count)])
-    claimed = await store.claim(0, [Want("mail", count, 60_000)], worker="dead", limit=count)
-    assert count == len(claimed.leases)
+    assert count == len(await claim_all(store, [Want("mail", count, 60_000)], worker="dead", limit=count))
     while count:
-        count -= (await store.recover(0)).recovered
+        count -= await recover_all(store)
     await store.link.aclose()
 
 
@@ -683,7 +913,7 @@ async def test_a_worker_that_holds_a_half_waits_a_moment_for_the_other_and_gets_
     store = await app.store()
     await lose(app, 12)
     # Another process that works: a half is left to it.
-    await store.promote(0, timer="other")
+    await promote_all(store, timer="other")
     jobs = await claim(client, limit=12, wait=FOREVER)
     # On a busy machine the moment may be over before it asks.
     assert len(jobs) in {6, 12}
@@ -698,9 +928,10 @@ def isolated_first(monkeypatch):
     """
     even = itertools.count(0, 2)
     nonces = (b"\1" + number.to_bytes(4) + os.urandom(3) for number in even)
-    monkeypatch.setattr("duly.store.leasing.new_nonce", lambda: next(nonces))
+    monkeypatch.setattr("duly.store.claims.new_nonce", lambda: next(nonces))
 
 
+@pytest.mark.one_shard("which shard is asked first, and so which job comes first, is left to chance")
 @pytest.mark.usefixtures("isolated_first")
 async def test_a_job_that_crashed_twice_is_given_alone_to_a_worker_that_holds_nothing(client, app):
     await to_isolate(app, "twice")
@@ -713,6 +944,16 @@ async def test_a_job_that_crashed_twice_is_given_alone_to_a_worker_that_holds_no
     await app.enqueue("mail", id="next")
     await end(client, twice, "ack")
     assert ["next"] == ids(await claim(client, limit=5))
+
+
+async def test_a_repeated_request_brings_an_isolated_job_that_its_worker_does_not_know_of(client, app):
+    await to_isolate(app, "twice")
+    [twice] = await claim(client, limit=5, request_id="r1")
+    await app.enqueue("mail", id="fresh")
+    assert ["twice"] == ids(await claim(client, limit=5, request_id="r1"))
+    assert [] == await claim(client, limit=5, request_id="r2"), "it runs by itself"
+    await end(client, twice, "ack")
+    assert ["fresh"] == ids(await claim(client, limit=5, request_id="r2"))
 
 
 async def test_a_worker_that_waits_while_it_holds_an_isolated_job_gets_more_as_soon_as_that_ends(client, app):
@@ -729,6 +970,7 @@ async def test_a_worker_that_waits_while_it_holds_an_isolated_job_gets_more_as_s
     assert ["next"] == ids(await asyncio.wait_for(waits, FOREVER / 2))
 
 
+@pytest.mark.one_shard("which shard is asked first, and so which job comes first, is left to chance")
 @pytest.mark.usefixtures("isolated_first")
 async def test_a_worker_with_two_claims_at_once_gets_an_isolated_job_in_one_and_nothing_in_the_other(
     client, app
@@ -739,6 +981,7 @@ async def test_a_worker_with_two_claims_at_once_gets_an_isolated_job_in_one_and_
     assert [[], ["twice"]] == sorted(ids(jobs) for jobs in both)
 
 
+@pytest.mark.one_shard("which shard is asked first, and so which job comes first, is left to chance")
 async def test_a_worker_that_holds_jobs_is_not_given_an_isolated_one_and_makes_room_for_it(client, app):
     await app.enqueue("mail", id="before")
     [before] = await claim(client)
@@ -768,17 +1011,18 @@ async def test_a_call_that_was_not_followed_goes_to_the_next_in_line(client):
     assert (True, False) == (second.done(), third.done())
 
 
+@pytest.mark.one_shard("a token is put back on the first shard, and a timer may add one on that of the job")
 async def test_a_token_that_nobody_here_wants_any_more_is_left_to_others(client, app):
     store = await app.store()
     bells = client._transport.app.state.service.workplace._bells
     bells.leave("mail", bells.join("mail"))
     await app.enqueue("mail", id="a")
     await eventually(lambda: "mail" not in bells._lines, 30)
-    await eventually(lambda: _length(store, store.keys[0].wake("mail")), 30)
+    await eventually(lambda: _one_token(store), 30)
 
 
-async def _length(store, key):
-    return 1 == await store.link.call("LLEN", key)
+async def _one_token(store):
+    return 1 == sum([await store.link.call("LLEN", keys.wake("mail")) for keys in store.keys])
 
 
 async def start(app, **settings):

@@ -1,5 +1,5 @@
 """
-The live feed: Server-Sent Events from a real port, read byte by byte, over two shards.
+The live feed: Server-Sent Events from a real port, read byte by byte, over every shard.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import socket
 import time
 
+import httpx
 import pytest
 
 from duly import Duly
@@ -16,12 +17,11 @@ from duly.apikeys import KeyRing
 from duly.errors import UsageError
 from duly.events import Offset
 from duly.feed import Feed
-from duly.http.live import ALL, Place, read_places, write_places
 from duly.http.settings import ServiceSettings
+from duly.offsets import ALL, Place, read_places, write_places
 from tests.http.conftest import problem
 from tests.http.service import Served
-
-SHARDS = 2
+from tests.shards import one_id_on_each
 
 
 class Client:
@@ -97,8 +97,8 @@ class Client:
 
 
 @pytest.fixture
-def app(valkey, namespace):
-    return Duly(valkey.url, namespace=namespace, shards=SHARDS)
+def app(valkey, namespace, shards):
+    return Duly(valkey.url, namespace=namespace, shards=shards)
 
 
 @pytest.fixture
@@ -130,15 +130,16 @@ def names(events):
     return sorted(data["id"] for _, data in events)
 
 
-def test_what_happens_on_every_shard_is_told_as_it_happens(app, served):
+def test_what_happens_on_every_shard_is_told_as_it_happens(app, served, shards):
     with Client(served.url) as client:
         assert (200, "text/event-stream; charset=utf-8") == (client.status, client.headers["content-type"])
         assert "no-store" == client.headers["cache-control"]
         client.begun()
-        enqueue(app, *"abcdef")
-        told = client.take(6)
-        assert list("abcdef") == names(told)
-        assert {0, 1} == {data["shard"] for _, data in told}
+        ids = one_id_on_each(app.settings, "mail")
+        enqueue(app, *ids)
+        told = client.take(shards)
+        assert sorted(ids) == names(told)
+        assert set(range(shards)) == {data["shard"] for _, data in told}
         kind, data = told[0]
         assert ("message", "enqueued", "mail", "ready") == (kind, data["verb"], data["topic"], data["state"])
         assert "payload" not in data
@@ -228,49 +229,49 @@ async def trim(other, shard):
     return (await Feed(store).last(shard)).counter
 
 
-def test_a_gap_is_told_with_its_range_and_the_stream_goes_on(app, served):
+def test_a_gap_is_told_with_its_range_and_the_stream_goes_on(app, served, shards):
     with Client(served.url) as client:
         last = client.begun().last
-    for number in range(12):
-        enqueue(app, f"x{number}")
-    kept = [do(app, lambda other, shard=shard: trim(other, shard)) for shard in range(SHARDS)]
+    for prefix in "abc":
+        enqueue(app, *one_id_on_each(app.settings, "mail", prefix))
+    kept = [do(app, lambda other, shard=shard: trim(other, shard)) for shard in range(shards)]
     with Client(served.url, "?from=start") as client:
-        told = client.take(2 * SHARDS)
+        told = client.take(2 * shards)
         lost = [data for kind, data in told if kind == "lost"]
-        assert [(0, 1, kept[0] - 1), (1, 1, kept[1] - 1)] == sorted(
+        assert [(shard, 1, newest - 1) for shard, newest in enumerate(kept)] == sorted(
             (each["shard"], each["since"], each["until"]) for each in lost
         )
-        assert SHARDS == sum(kind == "message" for kind, _ in told), "what is there is told"
+        assert shards == sum(kind == "message" for kind, _ in told), "what is there is told"
     # The id before the first event stands at the beginning, too.
     with Client(served.url, "", last) as client:
-        told = client.take(2 * SHARDS)
-        assert ["lost"] * SHARDS + ["message"] * SHARDS == sorted(kind for kind, _ in told)
+        told = client.take(2 * shards)
+        assert ["lost"] * shards + ["message"] * shards == sorted(kind for kind, _ in told)
 
 
-def test_who_goes_away_right_behind_a_gap_comes_back_to_its_end(app, served):
-    for number in range(12):
-        enqueue(app, f"x{number}")
-    for shard in range(SHARDS):
+def test_who_goes_away_right_behind_a_gap_comes_back_to_its_end(app, served, shards):
+    for prefix in "abc":
+        enqueue(app, *one_id_on_each(app.settings, "mail", prefix))
+    for shard in range(shards):
         do(app, lambda other, shard=shard: trim(other, shard))
     told, last = [], ""
-    for _ in range(2 * SHARDS):
+    for _ in range(2 * shards):
         with Client(served.url, "?from=start", last) as client:
             told.append(client.next()[0])
             last = client.last
-    assert ["lost"] * SHARDS + ["message"] * SHARDS == sorted(told)
+    assert ["lost"] * shards + ["message"] * shards == sorted(told)
 
 
-def test_a_server_that_was_rolled_back_is_told(app, served):
+def test_a_server_that_was_rolled_back_is_told(app, served, shards):
     enqueue(app, *"abcdef")
     with Client(served.url, "?from=start") as client:
         client.take(6)
         last = client.last
     # The same places in another past, as after a restart from an older copy.
-    places = read_places(last, SHARDS)
+    places = read_places(last, shards)
     other = [Place(place.offset._replace(nonce="00" * 8), place.rows) for place in places]
     with Client(served.url, "", write_places(other)) as client:
-        lost = client.take(SHARDS)
-        assert ["lost"] * SHARDS == [kind for kind, _ in lost]
+        lost = client.take(shards)
+        assert ["lost"] * shards == [kind for kind, _ in lost]
         assert {None} == {data["until"] for _, data in lost}
         enqueue(app, "new")
         assert "new" == client.next()[1]["id"], "from now on"
@@ -370,11 +371,49 @@ def test_a_stream_ends_when_its_key_is_revoked(app, served, monkeypatch):
         assert client.next() is None
 
 
+def test_a_stream_looks_at_its_key_whenever_the_keys_are_read_again(app, served, monkeypatch):
+    """
+    It kept time by itself, and believed for as long again what others had had read in between.
+    """
+    reads, read = [], KeyRing._read
+
+    async def counted(self):
+        await read(self)
+        reads.append(time.monotonic())
+
+    async def create(other):
+        ring = KeyRing(await other.store())
+        await ring.create("other", ["admin"])
+        return (await ring.create("reader", ["read"]))[0]
+
+    async def revoke(other):
+        await KeyRing(await other.store()).revoke("reader")
+
+    key = do(app, create)
+    headers = {"Authorization": f"Bearer {key}"}
+    monkeypatch.setattr("duly.apikeys.FRESH_S", 0.0)
+    assert 200 == httpx.get(f"{served.url}/v1/topics", headers=headers).status_code
+    monkeypatch.setattr("duly.apikeys.FRESH_S", 2.0)
+    monkeypatch.setattr(KeyRing, "_read", counted)
+    time.sleep(1.5)  # what was read is to get old soon after the stream has begun
+    with Client(served.url, key=key) as client:
+        client.begun()
+        deadline_s = time.monotonic() + 10
+        while not reads:
+            assert time.monotonic() < deadline_s
+            assert 200 == httpx.get(f"{served.url}/v1/topics", headers=headers).status_code
+        do(app, revoke)
+        assert client.next() is None
+        assert time.monotonic() - reads[0] < 2.7
+
+
 @pytest.mark.parametrize(
     ("query", "field"),
     [
         ("?verb=eaten", "verb"),
         ("?from=yesterday", "from"),
+        ("?wait=soon", "wait"),
+        ("?wait=-1", "wait"),
         ("?topic=a/b", None),
     ],
 )
@@ -383,11 +422,11 @@ async def test_a_wrong_question_is_a_422(client, query, field):
     assert field is None or field == document["field"]
 
 
-def test_an_id_that_says_nothing_is_told_as_a_gap(app, served):
+def test_an_id_that_says_nothing_is_told_as_a_gap(app, served, shards):
     enqueue(app, "before")
     with Client(served.url, "", write_places([None] * 7)) as client:
-        told = client.take(SHARDS)
-        assert [("lost", None, None)] * SHARDS == [(kind, d["since"], d["until"]) for kind, d in told]
+        told = client.take(shards)
+        assert [("lost", None, None)] * shards == [(kind, d["since"], d["until"]) for kind, d in told]
         assert "7 shards" in told[0][1]["why"]
         enqueue(app, "now")
         assert "now" == client.next()[1]["id"]

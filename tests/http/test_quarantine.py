@@ -8,20 +8,34 @@ import base64
 
 from duly import Duly
 from duly.apikeys import KeyRing
+from duly.job import JobKey
 from tests.http.conftest import problem
+from tests.shards import fixed_of
 
 
 async def put_aside(app, *members):
     store = await app.store()
     for member in members:
-        await store.link.call("HSET", store.keys[0].fixed["quarantine"], member, b"\0" * 5)
+        await store.link.call("HSET", fixed_of(store, *JobKey.of(member))["quarantine"], member, b"\0" * 5)
+
+
+async def damaged(client):
+    """
+    The ids of all jobs in quarantine, page by page: one for each shard at least.
+    """
+    found, params = [], {}
+    while True:
+        page = (await client.get("/v1/quarantine", params=params)).json()
+        found += [job["id"] for job in page["jobs"]]
+        if page["cursor"] is None:
+            return sorted(found)
+        params = {"cursor": page["cursor"]}
 
 
 async def test_damaged_jobs_are_listed_shown_and_dropped(client, app):
-    assert {"jobs": [], "cursor": None} == (await client.get("/v1/quarantine")).json()
+    assert [] == await damaged(client)
     await put_aside(app, "mail/a", "mail/b")
-    page = (await client.get("/v1/quarantine")).json()
-    assert ({"a", "b"}, None) == ({job["id"] for job in page["jobs"]}, page["cursor"])
+    assert ["a", "b"] == await damaged(client)
     job = (await client.get("/v1/quarantine/mail/a")).json()
     assert (5, "scheduled", None, b"\0" * 5) == (
         *(job["bytes"], job["state"], job["revision"]),
@@ -30,7 +44,22 @@ async def test_damaged_jobs_are_listed_shown_and_dropped(client, app):
     assert 204 == (await client.delete("/v1/quarantine/mail/a")).status_code
     problem(await client.delete("/v1/quarantine/mail/a"), 404, "job-not-found")
     problem(await client.get("/v1/quarantine/mail/a"), 404, "job-not-found")
-    assert ["b"] == [job["id"] for job in (await client.get("/v1/quarantine")).json()["jobs"]]
+    assert ["b"] == await damaged(client)
+
+
+async def test_a_job_that_is_dropped_again_under_the_same_key_is_another_one_and_stays(client, app):
+    await put_aside(app, "mail/a")
+    for _ in range(2):
+        once = {"Idempotency-Key": "drop a"}
+        assert 204 == (await client.delete("/v1/quarantine/mail/a", headers=once)).status_code
+        assert [] == await damaged(client)
+    await put_aside(app, "mail/a")
+    assert 204 == (await client.delete("/v1/quarantine/mail/a", headers=once)).status_code
+    absent = {"Idempotency-Key": "drop b"}
+    problem(await client.delete("/v1/quarantine/mail/b", headers=absent), 404, "job-not-found")
+    await put_aside(app, "mail/b")
+    problem(await client.delete("/v1/quarantine/mail/b", headers=absent), 404, "job-not-found")
+    assert ["a", "b"] == await damaged(client)
 
 
 async def test_pages_lead_through_every_shard(valkey, namespace, serving, app):
@@ -39,13 +68,13 @@ async def test_pages_lead_through_every_shard(valkey, namespace, serving, app):
     for shard in range(3):
         for at in range(600):
             await store.link.call("HSET", store.keys[shard].fixed["quarantine"], f"mail/{shard}-{at}", b"x")
-    found, cursor = set(), ""
+    found, at = set(), {}
     async with serving() as client:
-        while cursor is not None:
-            page = (await client.get("/v1/quarantine", params={"cursor": cursor, "limit": 50})).json()
+        while at is not None:
+            page = (await client.get("/v1/quarantine", params={"limit": 50, **at})).json()
             assert len(page["jobs"]) < 600
             found |= {job["id"] for job in page["jobs"]}
-            cursor = page["cursor"]
+            at = page["cursor"] and {"cursor": page["cursor"]}
         for wrong in ("x", "9:0", "0:", ":0", "-1:0"):
             problem(await client.get("/v1/quarantine", params={"cursor": wrong}), 422, "invalid")
         problem(await client.get("/v1/quarantine", params={"limit": "0"}), 422, "invalid")

@@ -39,3 +39,27 @@ async def test_while_the_database_is_away_nothing_is_accepted(client, database):
     assert 404 == (await client.get(f"{JOBS}/meanwhile")).status_code
     assert 202 == (await client.post(JOBS, json={"id": "after"})).status_code
     assert 200 == (await client.get(f"{JOBS}/before")).status_code
+
+
+async def test_what_is_in_the_queue_is_served_with_a_key_while_the_database_is_away(
+    client, app, database, monkeypatch
+):
+    monkeypatch.setattr("duly.apikeys.FRESH_S", 0.0)
+    text, _ = await (await app.key_ring()).create("shop", ["admin"])
+    key = {"Authorization": f"Bearer {text}"}
+    assert 202 == (await client.post(JOBS, json={"id": "a"}, headers=key)).status_code
+    database.kill()
+    assert 200 == (await client.get(f"{JOBS}/a", headers=key)).status_code
+    assert 401 == (await client.get(f"{JOBS}/a")).status_code
+
+
+async def test_what_is_in_the_queue_is_not_served_without_keys_while_the_database_is_away(
+    client, database, monkeypatch, caplog
+):
+    monkeypatch.setattr("duly.apikeys.FRESH_S", 0.0)
+    assert 202 == (await client.post(JOBS, json={"id": "a"})).status_code
+    database.kill()
+    refused = await client.get(f"{JOBS}/a")
+    assert 503 == refused.status_code
+    assert "127.0.0.1" not in refused.text
+    assert "the record does not tell whether it had some" in caplog.text

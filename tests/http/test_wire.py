@@ -33,6 +33,9 @@ class Written:
     def close(self):
         self.said.append("closed")
 
+    def is_closing(self):
+        return "closed" in self.said
+
 
 async def test_what_is_written_in_one_turn_leaves_together():
     written = Written()
@@ -47,11 +50,20 @@ async def test_what_is_written_in_one_turn_leaves_together():
     assert [b"head body", b"next", "closed"] == written.said
 
 
+async def test_what_is_held_for_a_client_that_has_gone_is_dropped():
+    written = Written()
+    corked = Corked(written, asyncio.get_running_loop())
+    corked.write(b"late")
+    written.close()  # as the loop does when the connection is lost
+    await asyncio.sleep(0)
+    assert ["closed"] == written.said
+
+
 async def test_answers_to_pipelined_requests_come_in_order_and_the_last_before_the_end(url):
     reader, writer = await connect(url)
     for number in range(3):
-        writer.write(f"GET {JOBS}/{number} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
-    writer.write(f"GET {JOBS}/last HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+        writer.write(f"GET {JOBS}/{number} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+    writer.write(f"GET {JOBS}/last HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
     answers = await asyncio.wait_for(reader.read(), 60)
     told = [
         json.loads(part.partition(b"\r\n\r\n")[2]) for part in answers.split(b"HTTP/1.1 404 Not Found")[1:]
@@ -60,9 +72,27 @@ async def test_answers_to_pipelined_requests_come_in_order_and_the_last_before_t
     writer.close()
 
 
+async def test_of_requests_that_wait_for_others_no_more_are_read_than_a_kib_of_them(served, app):
+    await app.enqueue("mail", None, id="a", delay=60)
+    short = b"GET /v1 HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    most = 1
+    async with served() as (url, server):
+        reader, writer = await connect(url)
+        writer.write(f"GET {JOBS}/a?wait=60 HTTP/1.1\r\nhost: localhost\r\n\r\n".encode() + short * 5000)
+        await eventually(lambda: any(each.pipeline for each in server.server_state.connections))
+        [connection] = server.server_state.connections
+        await app.job("mail", "a").cancel()
+        for _ in range(5001):
+            most = max(most, len(connection.pipeline))
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+            await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split()[0]))
+        writer.close()
+    assert 1024 // len(short) + 1 >= most  # and the one that the KiB ends in
+
+
 async def test_a_client_that_goes_in_the_middle_of_its_request_is_no_fault_of_ours(url, app, caplog):
     reader, writer = await connect(url)
-    writer.write(f"POST {JOBS} HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n".encode())
+    writer.write(f"POST {JOBS} HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\n".encode())
     writer.write(b"content-type: application/json\r\ncontent-length: 100\r\n\r\n")
     # It is being read: the service has asked for the rest.
     assert b"HTTP/1.1 100 Continue\r\n" == await asyncio.wait_for(reader.readline(), 60)

@@ -48,7 +48,7 @@ class Place:
     A folder with a service, workers, and what they wrote down.
     """
 
-    def __init__(self, folder: Path, url: str, namespace: str) -> None:
+    def __init__(self, folder: Path, url: str, namespace: str, shards: int) -> None:
         self.folder = folder
         self._environ = {
             name: value for name, value in os.environ.items() if not name.startswith(("DULY_", "QUEUE_"))
@@ -56,6 +56,7 @@ class Place:
         self._queue = {
             "DULY_URL": url,
             "DULY_NAMESPACE": namespace,
+            "DULY_SHARDS": str(shards),
             # Short: whoever finds a server that has just started holds back recovery for so long.
             "DULY_LEASE": "2s",
             "DULY_API_KEYS": f"tests:{KEY}:admin",
@@ -128,8 +129,8 @@ async def app(valkey, namespace):
 
 
 @pytest.fixture
-async def place(valkey, namespace, tmp_path, app):
-    place = Place(tmp_path, valkey.url, namespace)
+async def place(valkey, namespace, shards, tmp_path, app):
+    place = Place(tmp_path, valkey.url, namespace, shards)
     try:
         await place.serve()
         yield place

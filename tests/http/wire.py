@@ -31,33 +31,67 @@ async def read_request(reader: asyncio.StreamReader) -> bytes:
 class Wire:
     """
     A port in front of the service's; *lose* says for how many more requests the answer is lost.
+
+    Of *hold* more requests the answer is held until `released`, and the connection stays open.
     """
 
     def __init__(self, port: int) -> None:
         self.upstream = port
         self.url = ""
         self.lose = 0
+        self.hold = 0
+        self.released = asyncio.Event()
+        self.flows = asyncio.Event()  #: cleared, no request gets through, on whichever connection
+        self.flows.set()
         self.matching = b""
+        self.meanwhile = None  #: called once an answer was lost, before the client knows
         self.seen: list[bytes] = []
+        self._clients: set[asyncio.StreamWriter] = set()
+        self._silent: set[asyncio.StreamWriter] = set()
+
+    def cut(self) -> None:
+        """
+        Lose every connection there is.
+        """
+        for client in list(self._clients):
+            client.transport.abort()
+
+    def silence(self) -> None:
+        """
+        Let nothing through any more on the connections of now, without a reset; new ones work.
+        """
+        self._silent |= self._clients
 
     async def serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         server, to_server = await asyncio.open_connection("127.0.0.1", self.upstream)
         answers = asyncio.create_task(_pump(server, to_client))
+        self._clients.add(to_client)
         try:
             while request := await read_request(client):
                 self.seen.append(request)
+                if to_client in self._silent:
+                    continue
                 lost = self.lose > 0 and self.matching in request
-                if lost:
-                    self.lose -= 1
+                held = self.hold > 0 and self.matching in request
+                if lost or held:
+                    self.lose -= lost
+                    self.hold -= held
                     answers.cancel()
                     await asyncio.gather(answers, return_exceptions=True)
+                await self.flows.wait()
                 to_server.write(request)
                 await to_server.drain()
                 if lost:
                     await server.read(1)  # the service has answered: it has done what was asked
+                    if self.meanwhile is not None:
+                        await self.meanwhile()
                     return
+                if held:
+                    await self.released.wait()
+                    answers = asyncio.create_task(_pump(server, to_client))
         finally:
             answers.cancel()
+            self._clients.discard(to_client)
             for writer in (to_server, to_client):
                 with suppress(OSError, RuntimeError):
                     writer.close()

@@ -64,7 +64,7 @@ _LATE = tuple(0.6 + (7 * number % 50) ** 2 / 300 for number in range(49))
 
 DEMO_PLAN = Plan()
 DEMO = Frame(
-    elapsed_s=10.4,
+    elapsed_s=8.9,
     total=50,
     counts={"scheduled": 23, "ready": 0, "running": 2, "succeeded": 25, "dead": 0},
     late_ms=_LATE[:26],
@@ -77,8 +77,8 @@ DEMO = Frame(
         "  0.2 s  a Valkey server of its own is up in /tmp/duly-demo-k2v9x1",
         "  1.3 s  3 workers are up: 4711, 4712, 4713",
         "  1.4 s  the queue is served at http://127.0.0.1:35577",
-        "  1.6 s  50 jobs are submitted over HTTP, due within 15 s",
-        "  9.1 s  worker-2 (pid 4712) is killed with SIGKILL while it runs job-026",
+        "  1.6 s  50 jobs are submitted over HTTP, due within 12 s",
+        "  7.6 s  worker-2 (pid 4712) is killed with SIGKILL while it runs job-026",
     ),
 )
 PLAYED = Played(
@@ -86,7 +86,7 @@ PLAYED = Played(
     Proof(50, 50, (), (), (), (), ("job-026",), _LATE, (3_204.0,)),
     {"succeeded": 50},
     WorkerLine("worker-2", 4712, "killed", 1),
-    18.1,
+    15.1,
     Path("/tmp/duly-demo-5f0c2a91.html"),
 )
 

@@ -11,16 +11,21 @@ import time
 
 import pytest
 import redis
+from sqlalchemy import insert
 
 from duly import Duly
 from duly.connection import Link
 from duly.doctor import config, directory, machine, queue, server
 from duly.doctor.examine import _connected, examine
 from duly.feed import Feed
+from duly.idempotency import ASYNC_CALLERS, KeysFull, entries_of, name_of
 from duly.namespace import create
+from duly.record import schema
+from duly.record.tables import idempotency
 from duly.settings import Settings, layers
 from duly.store import Store
 from tests.servers import Server, binary
+from tests.shards import ids_on
 from tests.store.kit import claim, enqueue
 
 
@@ -91,7 +96,9 @@ def test_huge_pages_are_told(tmp_path):
 
 def test_each_setting_is_told_with_where_it_comes_from(here, monkeypatch):
     monkeypatch.chdir(here)
-    assert "all defaults" in config.settings({}, {})[1].message
+    assert "all defaults: no duly.toml here, no DULY_* variables" == config.settings({}, {})[1].message
+    (here / "duly.toml").write_text('# lease = "20s"\n')
+    assert "all defaults: duly.toml sets nothing, no DULY_* variables" == config.settings({}, {})[1].message
     (here / "duly.toml").write_text('lease = "20s"\nconcurrency = 4\n')
     settings, finding = config.settings({"DULY_LEASE": "30s"}, {"namespace": "shop", "data": None})
     assert fine(finding)
@@ -119,7 +126,6 @@ def test_callback_secrets_are_not_shown(here, monkeypatch):
 @pytest.mark.parametrize(
     ("environ", "flags", "words"),
     [
-        ({"DULY_LEESE": "3s"}, {}, "did you mean DULY_LEASE?"),
         ({}, {"shards": 0}, "shards=0"),
         ({"DULY_LEASE": "soon"}, {}, "the environment: lease"),
     ],
@@ -129,6 +135,14 @@ def test_a_wrong_setting_is_a_problem(here, monkeypatch, environ, flags, words):
     settings, finding = config.settings(environ, flags)
     assert settings is None
     assert wrong(finding, "problem", words)
+
+
+def test_a_variable_that_sets_nothing_is_a_problem(here, monkeypatch):
+    monkeypatch.chdir(here)
+    settings, finding = config.settings({"DULY_LEESE": "3s", "DULY_SERVICE_HOST": "10.0.0.7"}, {})
+    assert settings == Settings()
+    assert wrong(finding, "problem", "unknown variable DULY_LEESE; did you mean DULY_LEASE?")
+    assert "SERVICE_HOST" not in finding.message
 
 
 def test_layers_are_told_from_the_weakest_to_the_strongest(here, monkeypatch):
@@ -302,17 +316,17 @@ async def test_a_namespace_for_tests_is_a_problem(patient):
 
 async def test_no_worker_is_a_hint_and_with_jobs_that_wait_a_problem(made):
     store = made.store
-    assert wrong(queue.workers(await stats(made)), "hint", "none is alive")
+    assert wrong(queue.workers(await stats(made), "this machine"), "hint", "none is alive on this machine")
     await enqueue(store, "a", due_ms=0)
-    assert wrong(queue.workers(await stats(made)), "problem", "and jobs wait")
+    assert wrong(queue.workers(await stats(made), "this machine"), "problem", "and jobs wait")
     await store.beat("w1", b'{"topics": ["mail"]}')
-    assert fine(queue.workers(await stats(made)))
+    assert fine(queue.workers(await stats(made), "this machine"))
 
 
 async def test_a_worker_that_fell_silent_is_not_alive(made, raw):
     await made.store.beat("w1", b'{"topics": ["mail"]}')
     raw.zadd("{duly:0}:beats", {"w1": 1})
-    assert wrong(queue.workers(await stats(made)), "hint", "1 fell silent")
+    assert wrong(queue.workers(await stats(made), "this machine"), "hint", "1 fell silent")
 
 
 async def test_due_jobs_without_a_worker_for_their_topic_are_a_problem(made):
@@ -351,22 +365,59 @@ async def test_paused_topics_are_told(made):
     assert wrong(queue.paused(await stats(made)), "hint", "mail (1 ready)")
 
 
+@pytest.mark.several_shards
 @pytest.mark.parametrize(("events", "level"), [(3, "ok"), (6, "hint"), (9, "problem")])
-async def test_event_consumers_that_lag_are_told(own_server, events, level):
+async def test_event_consumers_that_lag_are_told(own_server, shards, events, level):
     link = Link(own_server.url)
     try:
-        store = Store(link, max_events=(10, 1 << 20))
+        store = Store(link, shards=shards, max_events=(10, 1 << 20))
         await store.create()
-        patient = server.Patient(store, Settings(url=own_server.url), {}, local=True)
+        patient = server.Patient(store, Settings(url=own_server.url, shards=shards), {}, local=True)
         assert fine(await queue.consumers(patient))
-        await Feed(store).commit("lake", 0, None)
-        for number in range(events):
-            await enqueue(store, str(number), due_ms=2**41)
+        last = shards - 1
+        await Feed(store).commit("lake", last, None)
+        for id_ in ids_on(store, "mail", last, events):
+            await enqueue(store, id_, due_ms=2**41)
         finding = await queue.consumers(patient)
         assert level == finding.level, finding
         assert f"lake ({events} behind)" in finding.message
     finally:
         await link.aclose()
+
+
+@pytest.mark.several_shards
+async def test_callers_whose_keys_have_little_room_are_told(own_server, shards):
+    async with Duly(own_server.url, shards=shards, idempotency_bytes=300_000) as app:
+        patient = server.Patient(await app.store(), app.settings, {}, local=True)
+        assert fine(await queue.request_keys(patient))
+        _, key = await (await app.key_ring()).create("web", ["enqueue"])
+        entries, number = await entries_of(app), 0
+        while (await entries.used([key.id])).fills[key.id] < 0.8:
+            await entries.reserve(name_of(key.id, str(number)), bytes(16))
+            number += 1
+        assert wrong(await queue.request_keys(patient), "hint", "API key web is 80% full")
+        with pytest.raises(KeysFull):
+            for more in range(10_000):
+                await entries.reserve(name_of(key.id, str(number + more)), bytes(16))
+        assert wrong(await queue.request_keys(patient), "problem", "API key web is")
+
+
+async def test_keys_in_the_record_are_told_too(own_server, tmp_path):
+    record = f"sqlite:///{tmp_path}/record.db"
+    schema.migrate(record)
+    async with Duly(own_server.url, record=record, idempotency_bytes=10_000) as app:
+        patient = server.Patient(await app.store(), app.settings, {}, local=True)
+        assert fine(await queue.request_keys(patient))
+        row = {
+            "namespace": "duly",
+            "name": name_of(ASYNC_CALLERS, "a"),
+            "about": bytes(4_500),
+            "until_ms": 2**50,
+        }
+        await (await app.promises()).database.write(
+            lambda made: made.execute(insert(idempotency).values(row))
+        )
+        assert wrong(await queue.request_keys(patient), "hint", "callers of async endpoints is 91% full")
 
 
 # -- all of it --------------------------------------------------------------------------------------------
@@ -423,6 +474,12 @@ async def test_the_embedded_server_is_examined_where_there_is_one(run, here):
         name for name, each in found.items() if each["level"] == "problem"
     }
     assert "answers at" in found["server"]["message"]
+    # A worker in another folder is on another queue: this is the one that was looked at.
+    assert str(here / ".duly") == found["data directory"]["message"]
+    assert (
+        f"none is alive on the embedded server in {here / '.duly'}, and jobs wait"
+        == found["workers"]["message"]
+    )
     for each in document["findings"]:
         assert (each["level"] == "ok") == (each["remedy"] == ""), each
 

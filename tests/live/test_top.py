@@ -25,6 +25,7 @@ from duly.top.window import Window
 from tests.docs.pages import ROOT, blocks
 from tests.live.pictures import top_lines
 from tests.live.terminal import duly, environment
+from tests.shards import one_id_on_each, promote_all
 from tests.store.kit import claim, enqueue
 
 NOW_MS = 1_000_000
@@ -96,6 +97,7 @@ def server(valkey):
     return valkey
 
 
+@pytest.mark.several_shards
 async def test_it_counts_what_is_due_in_each_of_the_next_minutes(store, clock):
     for id_, due_ms in (("a", 1), ("b", 59_999), ("c", 60_000), ("d", 599_999), ("e", 600_000)):
         await enqueue(store, id_, due_ms=clock() + due_ms)
@@ -104,6 +106,7 @@ async def test_it_counts_what_is_due_in_each_of_the_next_minutes(store, clock):
     assert (Topic("mail", 5, 0, 0, 0, 0),) == snapshot.topics
 
 
+@pytest.mark.several_shards
 async def test_due_jobs_are_counted_from_a_bound_on_and_before_the_next(store, views, clock):
     for id_, due_ms in (("a", 10), ("b", 20), ("c", 20), ("d", 30)):
         await enqueue(store, id_, due_ms=clock() + due_ms)
@@ -111,17 +114,19 @@ async def test_due_jobs_are_counted_from_a_bound_on_and_before_the_next(store, v
     assert [1, 2, 1] == await views.due_counts(bounds)
 
 
+@pytest.mark.several_shards
 async def test_the_oldest_that_waits_is_found_behind_those_that_run(store, clock):
     for id_ in ("a", "b", "c"):
         await enqueue(store, id_, due_ms=clock())
         clock.advance(ms=100)
-    await store.promote(0)
+    await promote_all(store)
     [lease] = await claim(store, limit=1)
     assert "a" == lease.key.id
     snapshot = await Watcher(store).look()
     assert (200, "mail") == (snapshot.overdue_ms, snapshot.overdue_topic)
 
 
+@pytest.mark.several_shards
 async def test_a_job_that_nobody_promotes_is_overdue(store, clock):
     await enqueue(store, "a", due_ms=clock() + 10)
     clock.advance(ms=5_010)
@@ -137,14 +142,17 @@ async def test_the_newest_events_can_be_read_first(store, feed, clock):
     assert (["b", "c"], await feed.last(0)) == ([each.id for each in events], offset)
 
 
+@pytest.mark.several_shards
 async def test_events_are_counted_once_also_over_several_looks(store, clock):
     watcher = Watcher(store)
-    await enqueue(store, "a", due_ms=clock())
+    for id_ in one_id_on_each(store, "mail"):
+        await enqueue(store, id_, due_ms=clock())
     for _ in range(3):
         snapshot = await watcher.look()
-    await enqueue(store, "b", due_ms=clock())
+    for id_ in one_id_on_each(store, "mail", "more"):
+        await enqueue(store, id_, due_ms=clock())
     snapshot = await watcher.look()
-    assert [("enqueued", 2)] == [(rate.verb, rate.last_minute) for rate in snapshot.rates]
+    assert [("enqueued", 2 * store.shards)] == [(rate.verb, rate.last_minute) for rate in snapshot.rates]
     assert not snapshot.sampled
 
 

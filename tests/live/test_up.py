@@ -49,7 +49,9 @@ async def test_it_brings_up_a_server_and_workers_and_takes_them_down(up, shop):
     running = up(workers=3)
     await asyncio.to_thread(running.until_said, "working on", 3)
     text = running.said()
-    assert re.search(r"^up +\| server at .*valkey.sock; starting 3 workers", text, re.MULTILINE)
+    assert re.search(
+        rf"^up +\| jobs wait at the embedded server in {shop}/.duly; starting 3 workers", text, re.MULTILINE
+    )
     for number in (1, 2, 3):
         assert re.search(rf"^worker-{number} \| .*working on quick, slow, again, exit at", text, re.MULTILINE)
     async with Duly(data=shop / ".duly") as app:
@@ -88,6 +90,19 @@ async def test_a_worker_that_dies_is_started_again_and_the_others_go_on(up, send
     await eventually(replaced, within_s=60)
     running.send(signal.SIGINT)
     assert 0 == await asyncio.to_thread(running.wait)
+
+
+@pytest.mark.parametrize("options", [(), ("--tracebacks",)], ids=["without", "with"])
+async def test_tracebacks_of_failures_show_where_they_are_asked_for(up, sender, options):
+    running = up(*options, workers=1)
+    job = await sender.enqueue("again", None)
+    await job.result(timeout=60)
+    await asyncio.to_thread(running.until_said, "attempt 2: failed")
+    running.send(signal.SIGTERM)
+    assert 0 == await asyncio.to_thread(running.wait)
+    text = running.said()
+    assert 2 == len(re.findall(r"RuntimeError at shop\.py:\d+: not yet", text))
+    assert 2 * len(options) == text.count("Traceback (most recent call last)")
 
 
 async def test_ctrl_c_lets_running_jobs_finish(terminal, shop, sender):
@@ -172,6 +187,48 @@ def test_a_server_that_is_not_there_is_a_sentence(run, shop):
     done = run("up", "shop:app", DULY_URL=f"unix://{shop}/nobody.sock")
     assert 3 == done.returncode
     assert "cannot use" in done.stderr
+
+
+def test_a_port_that_is_taken_ends_it_with_a_sentence(run, shop):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run("up", "shop:app", "--port", str(port))
+    assert (2, "") == (done.returncode, done.stdout)
+    assert f"duly: port {port} is taken: choose another with --port, or 0 for a free one\n" == done.stderr
+
+
+async def test_one_that_was_called_wrongly_ends_all_of_them():
+    told: list[str] = []
+    programs = [
+        Program("wrong", (sys.executable, "-c", "import sys; print('duly: no such thing'); sys.exit(2)")),
+        Program("right", (sys.executable, "-c", "import time; time.sleep(600)")),
+    ]
+    supervisor = Supervisor(programs, tell=lambda name, line: told.append(f"{name}:{line}"), grace_s=60)
+    assert await asyncio.wait_for(supervisor.run(), 100)
+    assert "wrong:duly: no such thing" in told
+    assert any(re.match(r":wrong \(pid \d+\) cannot start: see what it said", line) for line in told)
+    assert not any("starting it again" in line for line in told)
+
+
+def test_a_worker_that_cannot_start_ends_it_with_its_exit_code(run, shop):
+    (shop / "idle.py").write_text("from duly import Duly\n\napp = Duly()\n")
+    done = run("up", "idle:app", "--no-http")
+    assert 2 == done.returncode
+    assert "duly: there is no handler: decorate a function with @app.handler(topic)" in done.stdout
+    assert "starting it again" not in done.stdout
+
+
+async def test_the_queue_of_server_and_workers_may_be_named(up, start, shop, own_server):
+    running = start("up", "shop:app", "--no-http", "--url", own_server.url, "--namespace", "other")
+    text = await asyncio.to_thread(running.until_said, "working on", 1)
+    place = "at the server at .*, namespace other"
+    assert re.search(rf"^up +\| jobs wait {place}; starting 1 worker", text, re.MULTILINE)
+    assert re.search(rf"^worker-1 \| .*working on quick, slow, again, exit {place}", text, re.MULTILINE)
+    async with Duly(own_server.url, namespace="other") as app:
+        await (await app.enqueue("quick", None, id="a")).result(timeout=60)
+    running.send(signal.SIGTERM)
+    assert 0 == await asyncio.to_thread(running.wait)
+    assert not (shop / ".duly").exists()
 
 
 async def test_what_ends_again_and_again_is_started_at_growing_distances():

@@ -7,6 +7,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -76,6 +78,28 @@ async def test_a_burst_waits_for_jobs_that_run_elsewhere(sender):
     assert not done
     await store.ack(lease, b"")
     await asyncio.wait_for(waiting, 30)
+
+
+async def test_the_queue_may_be_named_in_the_command(run, shop, own_server, sender):
+    await sender.enqueue("quick", None, id="a")
+    done = await asyncio.to_thread(run, "work", "shop:app", "--burst", "--url", own_server.url)
+    assert 0 == done.returncode
+    assert ["ran a"] == words_of(shop)
+    assert not (shop / ".duly").exists(), "no server of its own was started"
+
+
+async def test_a_sender_in_another_folder_than_the_worker_is_told_where_it_sent(start, shop):
+    worker = start("work", "shop:app")
+    await asyncio.to_thread(worker.until_said, "working on")
+    with tempfile.TemporaryDirectory(prefix="duly-cli-", dir="/tmp") as folder:
+        data = Path(folder).resolve() / ".duly"
+        async with Duly(data=data) as app:
+            sent = await app.enqueue("quick", None, id="a")
+            with pytest.raises(TimeoutError) as timeout:
+                await sent.result(timeout=0.2)
+    said = str(timeout.value)
+    assert f"it is ready, and no worker takes quick on the embedded server in {data}; start one there" in said
+    assert str(shop) not in said
 
 
 @pytest.fixture
@@ -153,13 +177,13 @@ def test_an_app_that_never_was_there_is_not_waited_for(run):
 
 def test_without_watchfiles_the_remedy_is_told(run, here):
     # As if it were not installed: the name leads to a module that says so.
-    (here / "watchfiles.py").write_text("raise ImportError('no module named watchfiles')\n")
+    (here / "watchfiles.py").write_text(
+        "raise ModuleNotFoundError('no module named watchfiles', name='watchfiles')\n"
+    )
     paths = os.pathsep.join([str(here), str(ROOT / "src")])
     done = run("work", "shop:app", "--reload", PYTHONPATH=paths)
-    assert (2, "duly: --reload needs watchfiles: pip install 'duly[reload]'\n") == (
-        done.returncode,
-        done.stderr,
-    )
+    said = "duly: --reload needs watchfiles, which is not installed: pip install 'duly[reload]'\n"
+    assert (2, said) == (done.returncode, done.stderr)
 
 
 def test_burst_and_reload_exclude_each_other(run):

@@ -4,16 +4,17 @@ Fixtures of the record's tests: each runs on SQLite, on PostgreSQL and on MariaD
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from duly import Duly
 from duly.connection import Link
-from duly.record import relay
+from duly.record import absence
 from duly.record.database import Database as RecordDatabase
 from duly.record.schema import migrate
 from duly.store import Store
-from tests.databases import MariaDB, PostgreSQL
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -26,27 +27,9 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    A machine that stands still for two seconds leaves no push to a relay that does not run.
+    A machine that stands still for a second leaves no push to a relay that does not run.
     """
-    monkeypatch.setattr(relay, "PUSH_S", 60.0)
-
-
-@pytest.fixture(scope="session")
-def postgresql() -> Iterator[Database]:
-    database = PostgreSQL()
-    try:
-        yield database.start()
-    finally:
-        database.stop()
-
-
-@pytest.fixture(scope="session")
-def mariadb() -> Iterator[Database]:
-    database = MariaDB()
-    try:
-        yield database.start()
-    finally:
-        database.stop()
+    monkeypatch.setattr(absence, "ANSWERS_WITHIN_S", 4.0)
 
 
 DATABASES = ["sqlite", "postgresql", "mariadb"]
@@ -83,6 +66,23 @@ def migrated_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
 
 
 @pytest.fixture
+def other_url(request: pytest.FixtureRequest, migrated_url: str, tmp_path: Path) -> Iterator[str]:
+    """
+    A second database of the same kind, with the tables of a record.
+    """
+    if migrated_url.startswith("sqlite"):
+        url = f"sqlite:///{tmp_path}/other.db"
+        migrate(url)
+        yield url
+        return
+    kind = "postgresql" if migrated_url.startswith("postgresql") else "mariadb"
+    database: Database = request.getfixturevalue(kind)
+    url = database.migrated()
+    yield url
+    database.drop(url)
+
+
+@pytest.fixture
 async def database(migrated_url: str) -> AsyncIterator[RecordDatabase]:
     """
     The tables, and a way to them.
@@ -93,15 +93,35 @@ async def database(migrated_url: str) -> AsyncIterator[RecordDatabase]:
 
 
 @pytest.fixture
-async def queue(valkey: Server, namespace: str) -> AsyncIterator[Store]:
+async def queue(valkey: Server, namespace: str, shards: int) -> AsyncIterator[Store]:
     """
     A store on the server's own clock.
     """
     link = Link(valkey.url)
-    store = Store(link, namespace=namespace)
+    store = Store(link, namespace=namespace, shards=shards)
     await store.create()
     yield store
     await link.aclose()
+
+
+@pytest.fixture(params=[1, 3], ids=["one shard", "three shards"])
+async def app(
+    request: pytest.FixtureRequest, valkey: Server, namespace: str, migrated_url: str
+) -> AsyncIterator[Duly]:
+    """
+    An app with a horizon of a minute; jobs of mail run until `app.goes_on` is set.
+    """
+    async with Duly(
+        valkey.url, namespace=namespace, record=migrated_url, horizon="1m", shards=request.param
+    ) as app:
+        app.goes_on, app.running = asyncio.Event(), []
+
+        @app.handler("mail")
+        async def mail() -> None:
+            app.running.append(1)
+            await app.goes_on.wait()
+
+        yield app
 
 
 @pytest.fixture

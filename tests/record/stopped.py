@@ -13,6 +13,7 @@ from duly import Duly
 from duly.connection import Link
 from duly.record.database import Database
 from duly.record.reconcile import Reconciler
+from duly.settings import Settings
 from duly.store import Store
 
 IDS = [str(number) for number in range(5)]
@@ -37,7 +38,8 @@ async def reconcile(server: str, record: str, namespace: str) -> None:
     Compare everything and mend it.
     """
     database, link = Database(record), Link(server)
-    await Reconciler(database, Store(link, namespace=namespace), apply=True, generation=1).run()
+    store = Store(link, namespace=namespace, shards=Settings.load().shards)
+    await Reconciler(database, store, apply=True, generation=1).run()
     await link.aclose()
     await database.aclose()
 

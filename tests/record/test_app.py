@@ -7,13 +7,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
-from sqlalchemy import Column, Integer, MetaData, Table, event, func, insert, select
+from sqlalchemy import Column, Integer, MetaData, Table, event, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from duly import Duly
+from duly import Duly, Unsupported
 from duly.connection import Link
 from duly.errors import (
     Conflict,
@@ -22,13 +23,14 @@ from duly.errors import (
     JobNotFound,
     LayoutMismatch,
     RecordUnavailable,
+    ServerUnsuitable,
     StoreUnavailable,
     UsageError,
 )
 from duly.job import JobKey, JobState
 from duly.newjob import Limits, new_job
 from duly.record.database import sync_engine
-from duly.record.tables import jobs
+from duly.record.tables import generations, jobs
 from duly.views import Views
 from tests.eventually import eventually
 from tests.servers import Server, binary
@@ -91,6 +93,16 @@ async def rows(app):
 
 
 # -- by itself --------------------------------------------------------------------------------------------
+
+
+async def test_calls_of_the_store_are_refused_in_a_sentence(app):
+    queue = await app.queue()
+    with pytest.raises(
+        Unsupported, match=r"^a record has no call claim: it is one of the store's, `await app\.store"
+    ):
+        await queue.claim("mail", worker="w", limit=1)
+    with pytest.raises(AttributeError, match="'WholeRecord' object has no attribute 'clam'"):
+        await queue.clam("mail")
 
 
 async def test_a_job_is_committed_and_then_told_to_redis(app, relay):
@@ -251,7 +263,7 @@ async def test_a_server_that_refuses_is_not_taken_for_one_that_is_away(migrated_
     await admin.aclose()
     app = Duly(server.url, namespace=namespace, record=migrated_url)
     try:
-        with pytest.raises(StoreUnavailable, match="password in the URL"):
+        with pytest.raises(ServerUnsuitable, match="password in the URL"):
             await app.enqueue("mail", 1, id="a", due_at=LATER)
     finally:
         await app.aclose()
@@ -329,6 +341,51 @@ async def test_every_kind_of_session_will_do(app, relay, engine, sessions):
     assert list("abcd") == [row.id for row in await rows(app)]
     with pytest.raises(UsageError, match="not str"):
         await app.enqueue("mail", 1, session="no")
+
+
+async def test_a_session_on_another_database_is_refused(app, valkey, namespace, engine, other_url):
+    await app.record()  # compared with the queue, it has an id
+    job = await app.enqueue("mail", 1, id="here", due_at=LATER)
+    wrong = sync_engine(other_url)
+
+    async def refused():
+        with wrong.begin() as connection:
+            for send in (
+                partial(app.enqueue, "mail", 1, id="a"),
+                partial(app.enqueue_many, [_new("b")]),
+                job.cancel,
+                job.requeue,
+                partial(job.reschedule, delay=1),
+            ):
+                with pytest.raises(UsageError, match="another database than the record"):
+                    await send(session=connection)
+            assert 0 == connection.scalar(select(func.count()).select_from(jobs))
+
+    await refused()  # tables that no queue has used
+    async with Duly(valkey.url, namespace=f"{namespace}-other", record=other_url) as other:
+        await other.record()
+    with wrong.begin() as connection:
+        connection.execute(update(generations).values(namespace=namespace))
+    await refused()  # the record of another queue, of the same name
+    wrong.dispose()
+    with engine.begin() as connection:
+        await app.enqueue("mail", 1, id="a", session=connection)
+    assert ["a", "here"] == [row.id for row in await rows(app)]
+
+
+async def test_a_database_is_asked_once_whether_it_is_the_records(app, engine):
+    await app.record()
+    asked = []
+
+    def note(_connection, _cursor, statement, *_):
+        asked.append("duly_generations" in statement)
+
+    event.listen(engine, "before_cursor_execute", note)
+    for _ in range(3):
+        with engine.begin() as connection:
+            await app.enqueue("mail", 1, session=connection)
+            await app.enqueue("mail", 1, session=connection)
+    assert 1 == sum(asked) < len(asked)
 
 
 async def test_middleware_is_around_a_job_in_a_session(app, relay, sessions):

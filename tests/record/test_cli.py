@@ -14,14 +14,16 @@ import redis
 
 from duly import Duly
 from duly.cli.main import main
-from duly.codec import reason_document
-from duly.job import JobKey, JobState, Order
+from duly.failure import reason_document
+from duly.job import JobKey, JobState, Order, shard_of
 from duly.keys import ShardKeys
 from duly.record.clock import Moment
 from duly.record.database import Database
 from duly.record.schema import newest
+from duly.record.tables import metadata
 from duly.record.writes import Wanted, accept, cancel
 from duly.store import Want
+from tests.shards import claim_all
 
 NOW = Moment(1_000, 1_000)
 
@@ -131,17 +133,18 @@ def test_the_doctor_looks_at_the_record(duly, record_url):
     assert "ok" == finding()["level"]
 
 
-def test_what_differs_is_listed_and_mended(duly, valkey, namespace, migrated_url):
+def test_what_differs_is_listed_and_mended(duly, valkey, namespace, shards, migrated_url):
     where = ("--url", valkey.url, "--namespace", namespace, "--record", migrated_url)
     for id_ in ("a", "b", "c"):
         assert 0 == duly("enqueue", "mail", "{}", "--id", id_, "--delay", "1h", *where)[0]
     said = "3 rows of the record compared with 3 jobs of the queue\nnothing differs\n"
     assert (0, said, "") == duly("record", "reconcile", "--dry-run", *where)
 
-    keys = ShardKeys(namespace, 0)
     with redis.Redis(unix_socket_path=str(valkey.socket)) as client:
-        client.hdel(keys.fixed["jobs"], "mail/a", "mail/b")
-        client.zrem(keys.due("mail"), "mail/a", "mail/b")
+        for id_ in ("a", "b"):
+            keys = ShardKeys(namespace, shard_of("mail", id_, shards))
+            client.hdel(keys.fixed["jobs"], f"mail/{id_}")
+            client.zrem(keys.due("mail"), f"mail/{id_}")
     code, out, _ = duly("record", "reconcile", "--dry-run", *where)
     assert 1 == code
     assert ["missing", "2", "put", "back", "mail/a,", "mail/b"] == out.splitlines()[-1].split()
@@ -211,8 +214,8 @@ async def _bury(url, namespace, record):
     async with Duly(url, namespace=namespace, record=record) as app:
         await app.job("mail", "a").reschedule(delay=0)
         store = await app.store()
-        claimed = await store.claim(0, [Want("mail", 1, 60_000)], worker="w", limit=1)
-        await store.bury(claimed.leases[0], reason_document("ValueError", "no user 42"))
+        [lease] = await claim_all(store, [Want("mail", 1, 60_000)], worker="w", limit=1)
+        await store.bury(lease, reason_document("ValueError", "no user 42"))
 
 
 def test_dead_jobs_of_a_record_are_run_again(recorded, valkey, namespace, migrated_url):
@@ -228,3 +231,17 @@ def test_reconcile_needs_a_record(duly, valkey):
         code,
         err,
     )
+
+
+def test_grants_are_printed_for_a_role(duly):
+    code, out, _ = duly("record", "grants", "--record", "postgresql://owner@db/shop", "--to", 'a "b"')
+    names = ", ".join(table.name for table in metadata.sorted_tables)
+    expected = [
+        f'GRANT SELECT, INSERT, UPDATE, DELETE ON {names} TO "a ""b""";',
+        'GRANT SELECT ON duly_version TO "a ""b""";',
+    ]
+    assert (0, expected) == (code, out.splitlines())
+    code, out, _ = duly("record", "grants", "--record", "mysql://owner@db/shop", "--to", "app@10.0.0.%")
+    assert 0 == code
+    assert "GRANT SELECT ON `shop`.duly_version TO `app`@`10.0.0.%`;" == out.splitlines()[-1]
+    assert (0, "", "") == duly("record", "grants", "--record", "sqlite:///r.db", "--to", "app")

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
-from duly.errors import OutcomeUnknown, RecordUnavailable
+from duly.errors import LayoutMismatch, OutcomeUnknown, RecordUnavailable
 from duly.job import JobKey, Order
 from duly.record import database as module
 from duly.record.clock import Moment
@@ -120,7 +120,7 @@ def lost_connection():
 
 async def test_a_database_without_tables_says_what_to_do(record_url):
     database = Database(record_url)
-    with pytest.raises(RecordUnavailable, match="duly record migrate"):
+    with pytest.raises(LayoutMismatch, match="duly record migrate"):
         await stored(database, 1)
     await database.aclose()
 

@@ -8,10 +8,11 @@ import shutil
 from functools import partial
 
 import pytest
+import redis
 
 from duly.apikeys import KeyRing
 from duly.connection import Link
-from duly.errors import ServerUnsuitable
+from duly.errors import RecordUnavailable, ServerUnsuitable
 from duly.feed import Feed
 from duly.job import JobKey, JobState, Lease
 from duly.record import soundness
@@ -23,8 +24,10 @@ from duly.record.rows import AT_ONCE_MS
 from duly.record.runs import EndedRun
 from duly.record.tables import positions
 from duly.store import Store
+from tests.eventually import eventually
 from tests.record.kit import HOUR_MS, REVISION, both, change_row, now_ms, read_rows, row, write_rows
 from tests.servers import Server, binary
+from tests.shards import SEVERAL, ids_on, on_all, one_id_on_each
 from tests.store.kit import claim
 
 
@@ -36,9 +39,9 @@ def own_server():
 
 
 @pytest.fixture
-async def queue(own_server, namespace):
+async def queue(own_server, namespace, shards):
     link = Link(own_server.url)
-    store = Store(link, namespace=namespace)
+    store = Store(link, namespace=namespace, shards=shards)
     await store.create()
     yield store
     await link.aclose()
@@ -57,11 +60,14 @@ def due(namespace: str, id_: str, **changes) -> dict:
 
 async def confirm(database, queue) -> None:
     """
-    Note in the record how far the queue has come.
+    Note in the record how far each shard of the queue has come.
     """
-    offset = await Feed(queue).last(0)
-    values = {"namespace": queue.namespace, "shard": 0, **offset._asdict(), "at_ms": now_ms()}
-    await database.write(lambda connection: connection.execute(positions.insert().values(**values)) and None)
+    values = [
+        {"namespace": queue.namespace, "shard": shard, **offset._asdict(), "at_ms": now_ms()}
+        for shard in range(queue.shards)
+        if (offset := await Feed(queue).last(shard)) is not None
+    ]
+    await database.write(lambda connection: connection.execute(positions.insert(), values) and None)
 
 
 async def write_down(database, queue, *leases: Lease, token: int | None = None) -> None:
@@ -131,9 +137,10 @@ async def test_what_ended_after_the_snapshot_does_not_run_again(database, queue,
     await guard.agree()
     await both(database, queue, due(queue.namespace, "a"), due(queue.namespace, "b"))
     snapshot(own_server)
-    for lease in await claim(queue, limit=1):
-        await queue.ack(lease)
-        await write_down(database, queue, lease)
+    for lease in await claim(queue):
+        if lease.key.id == "a":
+            await queue.ack(lease)
+            await write_down(database, queue, lease)
     await confirm(database, queue)
     restore(own_server)
     assert ["b"] == [lease.key.id for lease in await claim(queue)]
@@ -144,12 +151,45 @@ async def test_what_was_accepted_after_the_snapshot_is_taken_there_again(databas
     await guard.agree()
     await both(database, queue, due(queue.namespace, "a"))
     snapshot(own_server)
-    await both(database, queue, due(queue.namespace, "b"))
+    # On the last shard alone: its position shows the loss, and no other does.
+    [id_] = ids_on(queue, "mail", queue.shards - 1, 1)
+    await both(database, queue, due(queue.namespace, id_))
     await confirm(database, queue)
     restore(own_server)
     await guard.agree()
     rows = await read_rows(database)
-    assert rows["b"].relay_ms == rows["b"].due_ms - AT_ONCE_MS
+    assert rows[id_].relay_ms == rows[id_].due_ms - AT_ONCE_MS
+    assert 2 == guard.generation
+
+
+@pytest.mark.parametrize("shards", [SEVERAL])
+async def test_the_shard_that_remembers_least_says_since_when_rows_are_compared(
+    database, queue, guard, own_server, monkeypatch
+):
+    """
+    The servers of a cluster lose their memories one by one.
+    """
+    monkeypatch.setattr("duly.record.guard.MARGIN_MS", 0)
+    await guard.agree()
+    last = queue.shards - 1
+    [ended] = ids_on(queue, "mail", last, 1)
+    await both(database, queue, due(queue.namespace, ended, changed_ms=now_ms() - HOUR_MS))
+    with redis.Redis(unix_socket_path=str(own_server.socket)) as raw:
+        kept = {name: raw.dump(name) for name in raw.keys(f"{{{queue.namespace}:{last}}}:*")}
+        [lease] = await claim(queue)
+        await queue.ack(lease)
+        await write_down(database, queue, lease)
+        written_ms = now_ms()
+        await eventually(lambda: now_ms() > written_ms)
+        # What the other shards remember is younger than that.
+        others = one_id_on_each(queue, "mail", "other")[:last]
+        await both(database, queue, *(row(queue.namespace, id_) for id_ in others))
+        raw.delete(*raw.keys(f"{{{queue.namespace}:{last}}}:*"))
+        for name, value in kept.items():
+            raw.restore(name, 0, value)
+    await on_all(queue, "meta", "HDEL", "server")
+    await guard.agree()
+    assert [] == await claim(queue)
 
 
 async def test_a_loss_that_no_position_shows_is_found_row_by_row(database, queue, guard, own_server):
@@ -162,7 +202,7 @@ async def test_a_loss_that_no_position_shows_is_found_row_by_row(database, queue
     await confirm(database, queue)
     snapshot(own_server)
     await both(database, queue, due(queue.namespace, "b"))
-    [lease] = await claim(queue, limit=1)
+    [lease] = [each for each in await claim(queue) if each.key.id == "a"]
     await queue.ack(lease)
     await write_down(database, queue, lease)
     restore(own_server)
@@ -235,7 +275,7 @@ async def test_rows_that_came_before_the_queue_show_no_loss(database, queue, gua
 async def test_a_revision_that_the_queue_has_already_is_not_overwritten(database, queue, guard, own_server):
     await guard.agree()
     await both(database, queue, due(queue.namespace, "a"))
-    await queue.link.call("HDEL", queue.keys[0].fixed["meta"], "server")
+    await on_all(queue, "meta", "HDEL", "server")
     await guard.agree()
     [lease] = await claim(queue)
     assert REVISION == lease.revision
@@ -284,7 +324,26 @@ async def test_who_comes_while_another_one_compares_does_not_raise_the_generatio
     await queue.create()
     await guard.agree()
     # As it is while the first one has still to compare the rows.
-    await queue.link.call("HDEL", queue.keys[0].fixed["meta"], "record", "server")
+    await on_all(queue, "meta", "HDEL", "record", "server")
+    other = Guard(database, queue, hint=lambda: None, settle_s=0)
+    await other.agree()
+    assert 2 == other.generation
+
+
+async def test_who_goes_on_for_one_that_failed_half_way_does_not_raise_the_generation_again(
+    database, queue, guard, monkeypatch
+):
+    await guard.agree()
+    await both(database, queue, due(queue.namespace, "a"))
+    await queue.link.call("FLUSHALL")
+    await queue.create()
+
+    async def fail(_):
+        raise RecordUnavailable("the record cannot be reached: a test")
+
+    monkeypatch.setattr(guard, "_recheck", fail)
+    with pytest.raises(RecordUnavailable):
+        await guard.agree()
     other = Guard(database, queue, hint=lambda: None, settle_s=0)
     await other.agree()
     assert 2 == other.generation
@@ -316,8 +375,31 @@ async def test_a_queue_of_another_record_is_refused(database, queue, guard):
 async def test_another_server_behind_the_same_address_is_noticed(queue, guard):
     await guard.agree()
     assert not await guard.changed_server()
-    await queue.link.call("HSET", queue.keys[0].fixed["meta"], "server", "another/one")
-    assert await guard.changed_server()
+    for keys in queue.keys:
+        here = await queue.link.call("HGET", keys.fixed["meta"], "server")
+        await queue.link.call("HSET", keys.fixed["meta"], "server", "another/one")
+        assert await guard.changed_server()
+        await queue.link.call("HSET", keys.fixed["meta"], "server", here)
+    assert not await guard.changed_server()
+
+
+async def test_a_single_shard_that_belongs_to_another_record_is_refused(database, queue, guard):
+    await queue.link.call("HSET", queue.keys[-1].fixed["meta"], "record", "somebody-elses")
+    await write_rows(database, due(queue.namespace, "a"))
+    with pytest.raises(ServerUnsuitable, match="belongs to another record"):
+        await guard.agree()
+
+
+async def test_a_single_shard_that_was_emptied_is_compared(database, queue, guard):
+    await guard.agree()
+    [lost] = ids_on(queue, "mail", queue.shards - 1, 1)
+    await both(database, queue, due(queue.namespace, lost))
+    with redis.Redis(unix_socket_path=queue.link.url.removeprefix("unix://")) as raw:
+        raw.delete(*raw.keys(f"{{{queue.namespace}:{queue.shards - 1}}}:*"))
+    await queue.create()
+    await guard.agree()
+    assert 2 == guard.generation
+    assert (await read_rows(database))[lost].relay_ms is not None
 
 
 async def test_keys_come_back_to_a_queue_that_lost_them_and_revoked_ones_do_not(

@@ -12,6 +12,7 @@ from duly.job import JobKey, JobState
 from duly.record.holding import HOLD_MS
 from duly.views import Views
 from tests.eventually import eventually
+from tests.shards import fixed_of, promote_all
 from tests.store.kit import claim
 
 A = JobKey("mail", "a")
@@ -52,10 +53,12 @@ async def job(app, turn):
     job = await app.enqueue("mail", 1, id="a")
 
     async def ready():
-        await turn.store.promote(0)
+        await promote_all(turn.store)
         assert JobState.ready is (await Views(turn.store).get(A)).state
 
     await eventually(ready)
+    # The write that a test waits for is not that of the relay.
+    await (await app.record()).settle()
     return job
 
 
@@ -63,7 +66,7 @@ async def test_nobody_begins_a_job_while_it_is_rescheduled(job, turn):
     begun = []
 
     async def begin():
-        await turn.store.promote(0)
+        await promote_all(turn.store)
         begun.extend(await claim(turn.store))
 
     turn.before = begin
@@ -87,7 +90,7 @@ async def test_a_job_that_runs_is_not_rescheduled_though_it_ends_meanwhile(job, 
     with pytest.raises(Conflict, match="is running"):
         await job.reschedule(delay=0)
     assert JobState.succeeded is (await job.get()).state
-    await turn.store.promote(0)
+    await promote_all(turn.store)
     assert [] == await claim(turn.store)
 
 
@@ -141,7 +144,7 @@ async def test_a_job_that_ends_before_it_is_cancelled_is_told_as_it_ended(job, t
 
 async def test_what_is_cancelled_stays_so_though_redis_forgets_it_at_once(job, turn):
     async def forget():
-        await turn.store.link.call("HDEL", turn.store.keys[0].fixed["jobs"], A.member)
+        await turn.store.link.call("HDEL", fixed_of(turn.store, *A)["jobs"], A.member)
 
     turn.before = forget
     assert JobState.cancelled is await job.cancel()

@@ -52,6 +52,6 @@ async def test_a_key_that_is_revoked_while_a_record_begins_is_not_kept(queue, ke
 async def test_a_record_that_begins_while_a_key_is_revoked_does_not_keep_it(queue, kept, after):
     await KeyRing(queue, {}).create("old", ["admin"])
     after(kept, "drop", lambda: kept.adopt(queue))
-    await KeyRing(queue, {}, keeper=kept).revoke("old")
+    await KeyRing(queue, {}, keeper=kept).revoke("old", force=True)
     await kept.restore(queue)
     assert set() == await names(queue)

@@ -10,6 +10,7 @@ import sys
 from contextlib import closing
 
 import psycopg
+import psycopg2
 import pymysql
 import pytest
 from sqlalchemy.engine import make_url
@@ -63,6 +64,28 @@ def test_a_plain_connection_decides_when_its_jobs_are_promised(app, migrated_url
         mine.commit()
         assert 1 == count(other)
     assert "a" == app.sync.job("mail", "a").get().id
+
+
+def test_what_a_connection_reads_is_the_same_after_it_was_lent(postgresql):
+    with closing(psycopg2.connect(postgresql.url("postgres"))) as mine:
+        with lend(mine) as session:
+            session.exec_driver_sql("SELECT 1")
+        with closing(mine.cursor()) as cursor:
+            cursor.execute("SELECT CAST('5e7a0cbe-34a5-4d3c-b5d6-2b3f4e9f7a11' AS uuid)")
+            assert [("5e7a0cbe-34a5-4d3c-b5d6-2b3f4e9f7a11",)] == cursor.fetchall()
+    with closing(psycopg.connect(postgresql.url("postgres"))) as mine:
+        handlers = len(mine._notice_handlers)
+        with lend(mine) as session:
+            session.exec_driver_sql("SELECT 1")
+        assert handlers == len(mine._notice_handlers)
+
+
+def test_no_function_is_added_to_a_connection_that_was_lent():
+    with closing(sqlite3.connect(":memory:")) as mine:
+        with lend(mine) as session:
+            session.exec_driver_sql("SELECT 1")
+        with pytest.raises(sqlite3.OperationalError, match="no such function"):
+            mine.execute("SELECT 'a' REGEXP 'a'")
 
 
 def test_what_cannot_be_lent_is_named():

@@ -21,11 +21,12 @@ NOON = datetime.now(UTC) + timedelta(hours=12)
 SECOND = timedelta(seconds=1)
 
 
-@pytest.fixture(params=[1, 3], ids=["one shard", "three shards"])
-async def app(request, valkey, namespace, migrated_url):
-    async with Duly(
-        valkey.url, namespace=namespace, record=migrated_url, horizon="1m", shards=request.param
-    ) as app:
+of_one = pytest.mark.one_shard("each shard is listed by itself, and its pages end with it")
+
+
+@pytest.fixture
+async def app(valkey, namespace, migrated_url):
+    async with Duly(valkey.url, namespace=namespace, record=migrated_url, horizon="1m") as app:
         yield app
 
 
@@ -132,7 +133,7 @@ async def test_each_job_on_either_side_of_the_horizon_is_listed_once(app, ids, l
         assert [job.id for job, _ in found[at + 1 :]] == [job.id for job, _ in behind]
 
 
-@pytest.mark.parametrize("app", [1], indirect=True)
+@of_one
 async def test_jobs_that_take_turns_on_both_sides_of_the_horizon_fill_pages(app):
     ids = await interleave(app, 120, together=1)
     views, pages, cursor = await app.views(), [], None
@@ -165,7 +166,7 @@ async def test_a_job_that_comes_across_the_horizon_within_a_page_is_listed(app, 
     assert set(ids) == {job.id for job, _ in await listed(app, limit=limit)}
 
 
-@pytest.mark.parametrize("app", [1], indirect=True)
+@of_one
 async def test_a_page_has_a_job_once_that_comes_across_the_horizon_meanwhile(app, ids, after):
     views, record = await app.views(), await app.record()
     # The first question to the queue is which of the rows it has by now.

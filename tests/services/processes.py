@@ -11,6 +11,7 @@ from functools import wraps
 from pathlib import Path
 
 from duly import Bury, Duly, Retry, Snooze, current_job
+from tests.docs.values import Money, User
 
 app = Duly("redis://nobody.invalid")
 
@@ -139,3 +140,24 @@ def decorated() -> int:
 
 
 renamed = app.handler("renamed")(os.getpid)
+
+
+app.codec.register(Money, encode=lambda money: money.cents, decode=Money)
+
+
+@app.handler("collect", run_in="process")
+def collect() -> None:
+    current_job().progress({"got": Money(5)})
+
+
+@app.handler("rename", run_in="process")
+def rename(user: User, name: str) -> User | None:
+    return user.model_copy(update={"name": name}) if name else None
+
+
+@app.handler("awaits", run_in="process")
+def awaits():
+    async def within() -> str:
+        return current_job().topic
+
+    return within()

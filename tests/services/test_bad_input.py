@@ -9,14 +9,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from duly import Duly, LayoutMismatch, UsageError
+from tests.shards import on_all
 
 NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001
 
 
 async def stored(app) -> int:
     store = await app.store()
-    keys = store.keys[0].fixed
-    return await store.link.call("HLEN", keys["jobs"]) + await store.link.call("XLEN", keys["events"])
+    return sum(await on_all(store, "jobs", "HLEN")) + sum(await on_all(store, "events", "XLEN"))
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,11 @@ async def stored(app) -> int:
         ("t", {}, {"due_at": "tomorrow"}, "due_at must be a datetime"),
         ("t", {}, {"delay": -1}, "must be zero or more"),
         ("t", {}, {"delay": timedelta(seconds=-1)}, "must be zero or more"),
-        ("t", {}, {"delay": "5"}, "must be seconds or a timedelta"),
+        ("t", {}, {"delay": b"5"}, "delay must be seconds, a timedelta or text like 1h30m, not b'5'"),
+        ("t", {}, {"delay": "5 minutes"}, "delay='5 minutes' is no duration; write 500ms, 15s, 1h30m"),
+        ("t", {}, {"ttr": "soon"}, "ttr='soon' is no duration; write"),
+        ("t", {}, {"retain": "1y"}, "retain='1y' is no duration; write"),
+        ("t", {}, {"expires": "5m"}, "expires must be a datetime with a time zone, such as"),
         ("t", {}, {"delay": float("nan")}, "must be zero or more"),
         ("t", {}, {"delay": 1, "due_at": datetime(2030, 1, 1, tzinfo=UTC)}, "either delay or due_at"),
         ("t", {}, {"ttr": 0}, "ttr must be more than zero"),
@@ -121,11 +125,12 @@ async def test_a_topic_has_one_handler(app):
         app.remove_handler("unknown")
 
 
-async def test_another_shard_count_or_layout_is_refused(app, make_app):
+async def test_another_shard_count_or_layout_is_refused(app, make_app, shards):
     store = await app.store()
-    with pytest.raises(LayoutMismatch, match=r"shard count 1, this client expects 4: set shards = 1"):
+    told = f"shard count {shards}, this client expects 4: set shards = {shards}"
+    with pytest.raises(LayoutMismatch, match=told):
         await make_app(shards=4).store()
-    await store.link.call("HSET", store.keys[0].fixed["meta"], "layout", "0")
+    await store.link.call("HSET", store.keys[-1].fixed["meta"], "layout", "0")
     with pytest.raises(LayoutMismatch, match="layout version 0"):
         await make_app().store()
 

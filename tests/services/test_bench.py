@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from duly.bench import report
 from duly.bench.figure import Figure
-from duly.bench.measures import Sizes, bare
+from duly.bench.measures import Sizes, bare, single
 from duly.bench.rig import rig
 
 
@@ -15,11 +15,11 @@ async def test_measures_take_turns_and_the_median_and_the_extremes_are_told(monk
 
     async def rate(rig, sizes):
         began.append("rate")
-        return [Figure("rate", next(values), "jobs/s", 15)]
+        return [Figure("rate", next(values), "jobs/s", 15, at_least=True)]
 
     async def memory(rig, sizes):
         began.append("memory")
-        return [Figure("memory", next(values), "bytes")]
+        return [Figure("memory", next(values), "bytes", at_least=False)]
 
     async def lost(rig, sizes):
         began.append("lost")
@@ -43,3 +43,18 @@ async def test_what_redis_py_does_of_itself_is_measured_beside_it():
     async with rig(None) as each:
         figures = await bare(each, Sizes(jobs=500, one_by_one=10))
     assert all(figure.value > 0 and figure.bound is None for figure in figures)
+
+
+async def test_one_enqueue_is_measured_beside_the_least_that_keeps_a_job():
+    async with rig(None) as each:
+        figures = await single(each, Sizes(one_by_one=100))
+        [topic] = (await (await each.app.views()).stats()).topics
+        store = await each.app.store()
+        kept = await store.link.call("ZCARD", "single:due")
+    assert (100, 100) == (topic.counts["scheduled"], kept)
+    assert [
+        ("server CPU, one enqueue", "µs", None, False),
+        ("server CPU, one enqueue against a SET and a ZADD", "ratio", 1.1, False),
+        ("one by one against SET by asyncio redis-py", "ratio", 0.7, True),
+    ] == [(figure.name, figure.unit, figure.bound, figure.at_least) for figure in figures]
+    assert all(figure.value > 0 for figure in figures)

@@ -83,6 +83,22 @@ async def test_without_any_handler_a_running_worker_waits_for_one(app):
         assert JobState.ready == (await waiting.get()).state
 
 
+async def test_a_running_worker_runs_the_newest_of_a_handler_that_is_made_again(app):
+    def run_cell(answer: str):
+        @app.handler("again")
+        async def again() -> str:
+            return answer
+
+        return again
+
+    again = run_cell("first")
+    async with working(app):
+        assert "first" == await (await app.enqueue(again.job())).result(timeout=30)
+        run_cell("second")
+        # The handler that was made before sends to the same topic, which has a newer one.
+        assert "second" == await (await app.enqueue(again.job())).result(timeout=30)
+
+
 async def test_another_process_handler_of_the_same_topic_gets_another_child(app):
     square, cube = processes.square, processes.cube
     app.handlers.add(square)

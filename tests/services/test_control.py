@@ -17,6 +17,7 @@ from tests.eventually import eventually
 from tests.services import processes
 from tests.services.conftest import becomes, tally, working
 from tests.services.test_limits import gone
+from tests.shards import fixed_of, one_id_on_each
 
 
 @pytest.fixture
@@ -47,6 +48,27 @@ async def test_cancelling_stops_an_async_handler_at_once(patient):
         with pytest.raises(JobCancelled):
             await job.result(timeout=10)
     assert ("cancelled", 0, 0) == await tally(job)
+
+
+async def test_cancelling_stops_a_run_on_whichever_shard_its_job_is(patient):
+    started, stopped = set(), set()
+
+    @patient.handler("long")
+    async def long() -> None:
+        started.add(current_job().id)
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            stopped.add(current_job().id)
+            raise
+
+    ids = one_id_on_each(await patient.store(), "long")
+    async with working(patient):
+        jobs = [await patient.enqueue(long.job(), id=id_) for id_ in ids]
+        await eventually(lambda: set(ids) == started, 30)
+        for job in jobs:
+            assert JobState.cancelled is await job.cancel()
+        await eventually(lambda: set(ids) == stopped, 30)
 
 
 async def test_cancelling_tells_a_thread_and_what_it_returns_does_not_count(patient):
@@ -164,8 +186,8 @@ async def test_a_requeued_job_runs_again_from_the_first_attempt(app):
 
 
 async def test_a_result_is_awaited_for_as_long_as_asked(app):
-    with pytest.raises(TimeoutError, match=r"^nobody/n-1 has not ended within 0.05 s: is a worker"):
-        await (await app.enqueue("nobody", {}, id="n-1")).result(timeout=0.05)
+    with pytest.raises(TimeoutError, match=r"^nobody/n-1 has not ended within 50ms: "):
+        await (await app.enqueue("nobody", {}, id="n-1")).result(timeout="50ms")
     with pytest.raises(JobNotFound):
         await app.job("nobody", "unknown").result(timeout=30)
 
@@ -199,6 +221,21 @@ async def test_waiters_are_woken_by_the_end_itself_and_not_by_the_next_look(app,
         assert list(range(20)) == await asyncio.gather(*(job.result(timeout=30) for job in jobs))
 
 
+async def test_waiters_whose_message_never_comes_look_by_themselves(app, monkeypatch):
+    async def listen(*_):
+        await asyncio.Event().wait()
+        yield "", b""
+
+    @app.handler("quick")
+    async def quick(number: int) -> int:
+        return number
+
+    async with working(app):
+        monkeypatch.setattr((await app.store()).link, "listen", listen)
+        job = await app.enqueue(quick.job(1), delay=0.1)
+        assert 1 == await job.result(timeout=30)
+
+
 async def test_a_thousand_waiters_share_a_few_connections(app, valkey):
     @app.handler("held")
     async def held(number: int) -> int:
@@ -212,6 +249,36 @@ async def test_a_thousand_waiters_share_a_few_connections(app, valkey):
         assert list(range(1000)) == await asyncio.gather(*waiting)
         assert raw.info("clients")["connected_clients"] - before < 60
     raw.close()
+
+
+async def test_waiters_are_told_of_the_end_on_whichever_shard_the_job_is(app, monkeypatch):
+    monkeypatch.setattr("duly.waiting.FIRST_RECHECK_S", 600)
+    monkeypatch.setattr("duly.waiting.RECHECK_S", 600)
+    gate = asyncio.Event()
+
+    @app.handler("held")
+    async def held() -> str:
+        await gate.wait()
+        return current_job().id
+
+    store = await app.store()
+    ids = one_id_on_each(store, "held")
+    async with working(app):
+        jobs = [await app.enqueue(held.job(), id=id_) for id_ in ids]
+        waiting = [asyncio.create_task(job.result(timeout=60)) for job in jobs]
+        channels = [keys.fixed["ended_channel"] for keys in store.keys]
+
+        async def all_listened_to() -> None:
+            assert all((await store.link.call("PUBSUB", "NUMSUB", *channels))[1::2])
+
+        await eventually(all_listened_to, 30)
+        # Who has just subscribed looks once: only then is the end told by the message alone.
+        waiters = await app.waiters()
+        await eventually(lambda: all(job.key.member in waiters._waiting for job in jobs))
+        for job in jobs:
+            await becomes(job, "running")
+        gate.set()
+        assert ids == await asyncio.gather(*waiting)
 
 
 async def test_waiters_survive_a_cut_subscription(app, valkey, monkeypatch):
@@ -229,7 +296,8 @@ async def test_waiters_survive_a_cut_subscription(app, valkey, monkeypatch):
         job = await app.enqueue(held.job())
         waiting = asyncio.create_task(job.result(timeout=50))
         await becomes(job, "running")
-        await eventually(lambda: raw.pubsub_numsub(app._store.keys[0].fixed["ended_channel"])[0][1] == 1)
+        channel = fixed_of(await app.store(), *job.key)["ended_channel"]
+        await eventually(lambda: raw.pubsub_numsub(channel)[0][1] == 1)
         raw.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
         gate.set()
         assert "done" == await asyncio.wait_for(waiting, 30)

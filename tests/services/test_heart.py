@@ -14,9 +14,10 @@ import redis
 from duly import Duly, StoreUnavailable
 from duly.services import pruner, service
 from duly.services.heart import Heart
-from duly.services.service import Pulse, run_forever
+from duly.services.service import Pulse, Watch, run_forever
 from tests.eventually import eventually
 from tests.services.conftest import becomes, tally, working
+from tests.shards import fixed_of, one_id_on_each
 from tests.store.kit import claim, enqueue
 
 LEASE_S = 6  #: a beat may be four seconds late, and no lease is lost
@@ -89,10 +90,11 @@ async def test_a_long_job_is_extended_again_and_again(make_app):
 
 
 async def test_a_beat_extends_what_is_held_and_names_what_is_lost(store, clock):
-    await enqueue(store, "held")
-    await enqueue(store, "lost")
+    held, gone = (one_id_on_each(store, "mail", prefix) for prefix in ("held", "lost"))
+    for id_ in (*held, *gone):
+        await enqueue(store, id_)
     leases = await claim(store)
-    await store.cancel([lease.key for lease in leases if lease.key.id == "lost"])
+    await store.cancel([lease.key for lease in leases if lease.key.id in gone])
     lost = []
     heart = Heart(
         lambda: store,
@@ -106,10 +108,11 @@ async def test_a_beat_extends_what_is_held_and_names_what_is_lost(store, clock):
         died=lambda error: None,
     )
     clock.advance(s=10)
-    assert 1 == await heart.run_once(store)
-    assert ["lost"] == [lease.key.id for lease in lost]
-    score = await store.link.call("ZSCORE", store.keys[0].fixed["leases"], "mail/held")
-    assert clock.now_ms + store.lease_ms == int(score)
+    assert len(held) == await heart.run_once(store)
+    assert gone == [lease.key.id for lease in lost]
+    for id_ in held:
+        score = await store.link.call("ZSCORE", fixed_of(store, "mail", id_)["leases"], f"mail/{id_}")
+        assert clock.now_ms + store.lease_ms == int(score)
 
 
 async def test_a_cancellation_whose_message_was_lost_is_noticed_by_the_heart(make_app, valkey):
@@ -209,6 +212,21 @@ async def test_a_pulse_names_the_loops_that_made_no_progress(monkeypatch):
     assert (["a"], 5) == (pulse.stalled(3), pulse.age_s)
     pulse.forget("a")
     assert [] == pulse.stalled(3)
+
+
+async def test_a_process_that_was_suspended_is_not_stuck(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(service.time, "monotonic", lambda: now[0])
+    pulse = Pulse()
+    pulse.beat("a")
+    watch = Watch(pulse, 60, 5)
+    now[0] += 70  # nobody ran
+    assert [] == watch.stalled()
+    for _ in range(11):
+        now[0] += 5
+        assert [] == watch.stalled()
+    now[0] += 5  # for as long as it takes to be stuck, it had its chance
+    assert ["a"] == watch.stalled()
 
 
 class Fickle:

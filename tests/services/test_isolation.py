@@ -20,6 +20,7 @@ from duly.services.running import APART, Run, Running
 from duly.store import Promise, Want
 from tests.services import processes
 from tests.services.conftest import tally, working
+from tests.shards import claim_all
 
 LONG_S = 100  #: children import what they need, many at once on a busy machine
 
@@ -147,12 +148,17 @@ async def test_a_worker_starts_only_so_many_processes_that_nobody_asked_for(app)
     store = await app.store()
 
     async def claim():
-        wants = running.wants([processes.lone])
-        return (await store.claim(0, wants, worker="w", limit=100, alone=False)).leases
+        runs = []
+        for shard in range(store.shards):
+            # As a worker does: the slots that jobs of one shard took are not free for those of the next.
+            wants = running.wants([processes.lone])
+            claimed = await store.claim(shard, wants, worker="w", limit=100, alone=False)
+            for lease in claimed.leases:
+                runs.append(Run(lease, processes.lone, 0.0))
+                running.begin(runs[-1])
+        return runs
 
-    runs = [Run(lease, processes.lone, 0.0) for lease in await claim()]
-    for run in runs:
-        running.begin(run)
+    runs = await claim()
     assert APART == len(runs)
     assert [] == await claim()
     running.free_slot(runs[0])
@@ -163,7 +169,7 @@ async def test_a_worker_starts_only_so_many_processes_that_nobody_asked_for(app)
 async def test_a_worker_asks_for_nothing_while_a_job_runs_alone_on_it(app):
     running = Running(4)
     await to_isolate(app, "staying", {})
-    [lease] = (await (await app.store()).claim(0, running.wants([processes.staying]), worker="w")).leases
+    [lease] = await claim_all(await app.store(), running.wants([processes.staying]), worker="w")
     run = Run(lease, processes.staying, 0.0)
     running.begin(run)
     assert [] == running.wants([processes.square])

@@ -20,6 +20,7 @@ from duly.store import Store
 from tests.eventually import eventually
 from tests.services import processes, slow_start
 from tests.services.conftest import LAZY, becomes, tally, working
+from tests.shards import shard_of
 
 
 async def test_an_async_handler_over_its_time_is_cancelled_and_the_attempt_failed(app):
@@ -101,7 +102,7 @@ async def test_a_lease_lasts_while_its_process_starts_and_the_time_to_run_counts
         gate.touch()
         await eventually(begun.exists, 60)
         # As the heart does.
-        await store.extend(0, workers[0].held())
+        await store.extend(shard_of(store, *job.key), workers[0].held())
         assert 0 < await spare_ms() < 1000 * START_S
         end.touch()
         assert 0 < await job.result(timeout=60) <= ttr_ms / 1000

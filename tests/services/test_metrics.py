@@ -11,9 +11,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from duly import Bury, Duly, Retry, Snooze, UsageError, current_job
+from duly.idempotency import ASYNC_CALLERS, entries_of, name_of
 from duly.metrics import LATENESS_S, METRICS, Metrics
 from tests.eventually import eventually
 from tests.services.conftest import becomes, working
+from tests.shards import fixed_of, on_all, shard_of
 
 
 @pytest.fixture
@@ -128,23 +130,38 @@ async def test_the_queue_is_read_when_it_is_scraped(app, metrics):
     assert (1, 0) == tuple(found.value("duly_queue_paused", topic=topic) for topic in ("ready", "later"))
     assert 0 == found.value("duly_queue_workers", topic="ready")
     assert 1 == found.value("duly_store_up")
-    assert 0 < found.value("duly_events_fill_ratio", shard="0") < 0.01
+    store = await app.store()
+    for id_ in ("r0", "r1", "r2"):
+        shard = str(shard_of(store, "ready", id_))
+        assert 0 < found.value("duly_events_fill_ratio", shard=shard) < 0.01
+
+
+async def test_room_for_requests_that_may_be_sent_again_is_told(app, metrics):
+    found = await scrape(metrics)
+    told = ("duly_idempotency_bytes", "duly_idempotency_fill_ratio")
+    assert [0, 0] == [found.value(name) for name in told]
+    entries = await entries_of(app)
+    await entries.reserve(name_of(ASYNC_CALLERS, "a"), bytes(16))
+    found = await scrape(metrics)
+    used = await entries.used([ASYNC_CALLERS])
+    assert [used.bytes, used.fills[ASYNC_CALLERS]] == [found.value(name) for name in told]
+    assert 0 < used.fills[ASYNC_CALLERS] < 0.01
 
 
 async def test_replies_that_were_dropped_are_counted(app, metrics):
     assert 0 == (await scrape(metrics)).value("duly_replies_dropped_total")
     store = await app.store()
     # As the store does when there are more of them than it keeps.
-    await store.link.call("HINCRBY", store.keys[0].fixed["meta"], "replies_dropped", 3)
-    assert 3 == (await scrape(metrics)).value("duly_replies_dropped_total")
+    await on_all(store, "meta", "HINCRBY", "replies_dropped", 3)
+    assert 3 * store.shards == (await scrape(metrics)).value("duly_replies_dropped_total")
 
 
 async def test_damaged_jobs_are_counted(app, metrics):
     assert 0 == (await scrape(metrics)).value("duly_quarantined_jobs")
     store = await app.store()
     await app.enqueue("mail", id="bad")
-    await store.link.call("HSET", store.keys[0].fixed["jobs"], "mail/bad", b"12345")
-    await store.audit(0, ["mail/bad"])
+    await store.link.call("HSET", fixed_of(store, "mail", "bad")["jobs"], "mail/bad", b"12345")
+    await store.audit(shard_of(store, "mail", "bad"), ["mail/bad"])
     assert 1 == (await scrape(metrics)).value("duly_quarantined_jobs")
 
 

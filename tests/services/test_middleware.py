@@ -103,6 +103,12 @@ async def test_a_plain_function_is_no_middleware(app, kind):
     with pytest.raises(UsageError, match=f"{kind} takes an async function"):
         getattr(app, kind)(lambda job, call_next: call_next(job))
 
+    async def bare():
+        pass
+
+    with pytest.raises(UsageError, match=rf"{kind} calls fn\(job, call_next\)"):
+        getattr(app, kind)(bare)
+
 
 async def test_the_blocking_twin_goes_through_the_same_middleware(app):
     @app.around_enqueue

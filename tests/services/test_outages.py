@@ -13,6 +13,7 @@ from duly import OutcomeUnknown, StoreUnavailable
 from duly.namespace import inspect
 from duly.store import Store
 from tests.eventually import eventually
+from tests.lostclaims import lose_a_claim
 from tests.services.conftest import becomes, tally, working
 
 
@@ -84,6 +85,68 @@ async def test_a_server_that_stands_still_for_longer_than_a_lease_counts_no_cras
     assert list(range(10)) == sorted(runs), "each kept its lease"
 
 
+@pytest.mark.parametrize("slots", [1, 10])
+async def test_a_server_that_stands_still_for_longer_than_the_patience_delays_jobs_no_further(
+    own_server, make_app, slots
+):
+    app = make_app(own_server.url, lease=60, socket_timeout=1)
+    link = (await app.store()).link
+
+    @app.handler("quick")
+    async def quick() -> str:
+        return "done"
+
+    async with working(app, concurrency=slots):
+        await (await app.enqueue(quick.job())).result(timeout=10)
+        # Claims for them are sent while it stands still, given up, and carried out when it goes on.
+        jobs = [await app.enqueue(quick.job(), delay=0.3) for _ in range(6)]
+        own_server.process.send_signal(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(3)
+        finally:
+            own_server.process.send_signal(signal.SIGCONT)
+        link.patience_s = 30
+        # Far less than the lease that a claim without an answer took.
+        assert ["done"] * 6 == [await job.result(timeout=20) for job in jobs]
+    assert [("succeeded", 1, 0)] * 6 == [await tally(job) for job in jobs]
+
+
+@pytest.mark.parametrize("silent", [0, 3], ids=["at once", "as soon as there is an answer"])
+async def test_a_worker_that_ends_gives_back_what_an_unanswered_claim_took(
+    own_server, make_app, monkeypatch, silent
+):
+    monkeypatch.setattr("duly.services.worker.SETTLE_S", 0.0)
+    app = make_app(own_server.url, lease=60, drain_grace=20)
+    stop = asyncio.Event()
+
+    @app.handler("quick")
+    async def quick() -> None:
+        pass
+
+    job = await app.enqueue(quick.job())
+    lost = lose_a_claim(monkeypatch, silent=silent, then=stop.set)
+    await asyncio.wait_for(app.work(stop=stop), 20)
+    assert lost.is_set()
+    assert ("ready", 0, 0) == await tally(job)
+
+
+async def test_a_worker_that_waits_in_vain_for_the_answer_to_a_claim_says_so_when_it_ends(
+    own_server, make_app, monkeypatch, caplog
+):
+    monkeypatch.setattr("duly.services.worker.SETTLE_S", 0.0)
+    app = make_app(own_server.url, lease=60, drain_grace=0.1)
+    stop = asyncio.Event()
+
+    @app.handler("quick")
+    async def quick() -> None:
+        pass
+
+    await app.enqueue(quick.job())
+    lose_a_claim(monkeypatch, silent=1_000, then=stop.set)
+    await asyncio.wait_for(app.work(stop=stop), 20)
+    assert "a claim had no answer until the end; what it took is left to its lease" in caplog.messages
+
+
 async def test_a_worker_that_ends_while_the_server_is_away_leaves_nothing_behind(
     own_server, make_app, monkeypatch
 ):
@@ -127,6 +190,7 @@ async def test_an_idle_worker_survives_a_restart_and_works_on(own_server, make_a
 async def test_without_a_server_a_sender_is_told_whether_anything_may_have_changed(own_server, make_app):
     app = make_app(own_server.url)
     (await app.store()).link.patience_s = 0.2
+    await app.enqueue("quick", {}, id="before")
     own_server.kill()
     # Sent over a connection that was there: for all that is known it may have arrived.
     with pytest.raises(OutcomeUnknown):

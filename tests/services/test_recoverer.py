@@ -20,7 +20,10 @@ from duly.store import PER_CALL, Look
 from tests.eventually import eventually
 from tests.services.conftest import becomes, tally, working
 from tests.services.test_limits import Gauge
+from tests.shards import fixed_of, one_id_on_each, recover_all
 from tests.store.kit import claim, enqueue, key
+
+of_one = pytest.mark.one_shard("the recoverer of a scene is that of one shard")
 
 
 class FakeTime:
@@ -55,6 +58,28 @@ class Scene:
         self.contact = Contact(store.lease_ms / 2000)
         self.recoverer = Recoverer(store, 0, self.outlook, every_s=1, contact=self.contact)
 
+        self.began_s = monotonic.now_s - 86_400  #: when this run of the server did
+        self.runs = 1
+        self.loads = False
+        self._call = store.link.call
+        store.link.call = self._answer
+
+    async def _answer(self, *parts, **options):
+        """
+        What the server says; of itself, what the scene has it say.
+        """
+        if parts[0] != "INFO":
+            return await self._call(*parts, **options)
+        uptime_s = int(self.monotonic.now_s - self.began_s)
+        return b"run_id:%d\r\nuptime_in_seconds:%d\r\nloading:%d\r\n" % (self.runs, uptime_s, self.loads)
+
+    def restarts(self) -> None:
+        """
+        Let the server be restarted in no time.
+        """
+        self.runs += 1
+        self.began_s = self.monotonic.now_s
+
     async def begin(self) -> None:
         # As in a process that has seen this server before: its start is not in question here.
         await self.recoverer._watch_server()
@@ -68,7 +93,7 @@ class Scene:
         """
         self.monotonic.now_s += s
         # A server's clock may be set back; the clock for tests of users refuses that.
-        self.clock.now_ms += round((s if server_s is None else server_s) * 1000)
+        self.clock._now_ms += round((s if server_s is None else server_s) * 1000)
 
     async def look(self, *, took_s: float = 0) -> None:
         """
@@ -117,6 +142,7 @@ async def scene(store, clock, monotonic) -> Scene:
     return scene
 
 
+@of_one
 async def test_an_abandoned_job_is_recovered_when_its_lease_is_over(scene, store, views):
     await enqueue(store, "a")
     assert 1 == len(await claim(store))
@@ -126,6 +152,7 @@ async def test_an_abandoned_job_is_recovered_when_its_lease_is_over(scene, store
     assert (JobState.ready, 1) == (job.state, job.crashes)
 
 
+@of_one
 async def test_after_a_jump_of_the_servers_clock_it_holds_back_and_counts_no_crash(scene, store, views):
     await enqueue(store, "extended")
     await enqueue(store, "abandoned")
@@ -146,6 +173,7 @@ async def test_after_a_jump_of_the_servers_clock_it_holds_back_and_counts_no_cra
     assert 1 == (await views.get(key("abandoned"))).crashes
 
 
+@of_one
 async def test_a_clock_set_back_is_a_jump_too(scene, store, views):
     await enqueue(store, "a")
     await claim(store)
@@ -156,6 +184,7 @@ async def test_a_clock_set_back_is_a_jump_too(scene, store, views):
     assert scene.recoverer._doubt
 
 
+@of_one
 async def test_a_server_that_was_out_of_reach_for_long_counts_no_crash(scene, store, views):
     await enqueue(store, "a")
     await claim(store)
@@ -167,6 +196,7 @@ async def test_a_server_that_was_out_of_reach_for_long_counts_no_crash(scene, st
     assert (JobState.ready, 0) == ((await views.get(key("a"))).state, (await views.get(key("a"))).crashes)
 
 
+@of_one
 async def test_a_server_that_was_out_of_reach_is_held_against_nobody_whoever_looks_first(scene, store, views):
     await enqueue(store, "a")
     await claim(store)
@@ -177,6 +207,7 @@ async def test_a_server_that_was_out_of_reach_is_held_against_nobody_whoever_loo
     assert (JobState.ready, 0) == ((await views.get(key("a"))).state, (await views.get(key("a"))).crashes)
 
 
+@of_one
 async def test_a_loop_that_was_busy_holds_nothing_back_while_the_server_was_there(scene, store, views):
     await enqueue(store, "a")
     await claim(store)
@@ -190,6 +221,7 @@ async def test_a_loop_that_was_busy_holds_nothing_back_while_the_server_was_ther
     assert (JobState.ready, 1) == ((await views.get(key("a"))).state, (await views.get(key("a"))).crashes)
 
 
+@of_one
 async def test_a_busy_loop_does_not_hide_that_the_server_was_away(scene, store, views):
     await enqueue(store, "a")
     await claim(store)
@@ -202,6 +234,7 @@ async def test_a_busy_loop_does_not_hide_that_the_server_was_away(scene, store, 
     assert 0 == (await views.get(key("a"))).crashes
 
 
+@of_one
 async def test_however_often_a_doubt_is_renewed_recovery_waits_for_two_leases_at_most(scene, store, views):
     await enqueue(store, "a")
     await claim(store)
@@ -216,6 +249,7 @@ async def test_however_often_a_doubt_is_renewed_recovery_waits_for_two_leases_at
     assert (JobState.ready, 0) == ((await views.get(key("a"))).state, (await views.get(key("a"))).crashes)
 
 
+@of_one
 async def test_after_an_outage_workers_have_a_lease_however_long_there_was_doubt_before(
     scene, store, views, monkeypatch
 ):
@@ -242,6 +276,7 @@ async def _refuse(*_):
     raise StoreUnavailable("away")
 
 
+@of_one
 async def test_a_restart_of_the_server_is_waited_for_however_long_there_was_doubt_before(scene, store):
     await enqueue(store, "a")
     await claim(store)
@@ -249,14 +284,74 @@ async def test_a_restart_of_the_server_is_waited_for_however_long_there_was_doub
         scene.passes(6)
         await scene.look()
         assert 0 == await scene.recoverer.run_once()
-    scene.recoverer._run_id = b"of the server before"
     scene.passes(7)
+    scene.restarts()
     await scene.look()
     assert 0 == await scene.recoverer.run_once(), "workers have one lease from now on"
     assert 0 == await scene.steps(14)
     assert 1 == await scene.steps(2)
 
 
+@of_one
+async def test_a_restart_long_ago_makes_no_lost_job_late_and_hides_no_crash(scene, store, views):
+    scene.restarts()
+    assert 0 == await scene.steps(40)
+    await enqueue(store, "a")
+    await claim(store)
+    assert 0 == await scene.steps(14)
+    assert 1 == await scene.steps(2)
+    assert (JobState.ready, 1) == ((await views.get(key("a"))).state, (await views.get(key("a"))).crashes)
+
+
+@of_one
+async def test_after_a_restart_workers_have_one_lease_whenever_it_is_noticed(scene, store, views):
+    await enqueue(store, "a")
+    await claim(store)
+    await scene.steps(8)
+    scene.restarts()
+    # The lease is over 7 s after the restart: that is when it is noticed.
+    assert 0 == await scene.steps(14)
+    assert 1 == await scene.steps(2)
+    assert (JobState.ready, 0) == ((await views.get(key("a"))).state, (await views.get(key("a"))).crashes)
+
+
+@of_one
+async def test_a_restart_while_another_is_waited_for_adds_one_lease_from_itself_at_most(scene, store, views):
+    await enqueue(store, "a")
+    await claim(store)
+    await scene.steps(14)
+    scene.restarts()
+    assert 0 == await scene.steps(10)
+    scene.restarts()
+    assert 0 == await scene.steps(14)
+    assert 1 == await scene.steps(2)
+    assert 0 == (await views.get(key("a"))).crashes
+
+
+@of_one
+async def test_workers_have_one_lease_from_when_a_server_has_loaded_its_data(scene, store, views):
+    await enqueue(store, "a")
+    await claim(store)
+    scene.restarts()
+    scene.loads = True
+    assert 0 == await scene.steps(40)
+    scene.loads = False
+    assert 0 == await scene.steps(14)
+    assert 1 == await scene.steps(2)
+    assert 0 == (await views.get(key("a"))).crashes
+
+
+@of_one
+async def test_when_another_server_takes_over_workers_have_one_lease_from_then_on(scene, store, views):
+    await enqueue(store, "a")
+    await claim(store)
+    scene.runs += 1
+    assert 0 == await scene.steps(15 + 14)
+    assert 1 == await scene.steps(3)
+    assert 0 == (await views.get(key("a"))).crashes
+
+
+@of_one
 async def test_an_answer_read_late_is_not_a_jump(scene, store):
     await scene.steps(2)
     # A handler blocked the loop: the answer was there long before it was read.
@@ -267,6 +362,7 @@ async def test_an_answer_read_late_is_not_a_jump(scene, store):
     assert not scene.recoverer._doubt
 
 
+@of_one
 async def test_all_that_ran_out_during_a_doubt_is_uncounted_however_much_it_is(scene, store):
     for number in range(450):
         await enqueue(store, f"j{number}")
@@ -301,8 +397,13 @@ async def _crash(store, topic: str, count: int) -> None:
     store.lease_ms = 1
     assert count == len(await claim(store, topic, worker="dead", limit=100))
 
+    taken_back = 0
+
+    # Each shard's leases end by themselves, so one look may find those of some only.
     async def recovered() -> None:
-        assert count == (await store.recover(0)).recovered
+        nonlocal taken_back
+        taken_back += await recover_all(store)
+        assert count == taken_back
 
     await eventually(recovered)
 
@@ -367,6 +468,24 @@ async def test_a_job_that_crashed_twice_runs_alone_and_waits_for_no_end_of_work(
     await store.link.aclose()
 
 
+async def test_what_a_dead_worker_held_comes_back_on_every_shard(make_app):
+    app = make_app(lease=1, recover_scan=0.1)
+
+    @app.handler("mail")
+    async def mail() -> None: ...
+
+    dead = app.make_store()
+    dead.lease_ms = 1
+    await dead.create()
+    ids = one_id_on_each(dead, "mail")
+    jobs = [await app.enqueue(mail.job(), id=id_) for id_ in ids]
+    assert len(ids) == len(await claim(dead, worker="dead"))
+    await dead.link.aclose()
+    async with working(app):
+        for job in jobs:
+            await job.result(timeout=60)
+
+
 async def test_a_worker_that_lost_a_job_to_the_recoverer_may_run_it_again_itself(make_app):
     app = make_app(recover_scan=0.05)
     gates = [asyncio.Event(), asyncio.Event()]
@@ -388,8 +507,8 @@ async def test_a_worker_that_lost_a_job_to_the_recoverer_may_run_it_again_itself
         job = await app.enqueue(twice.job())
         await becomes(job, "running")
         store = await app.store()
-        await store.link.call("ZADD", store.keys[0].fixed["leases"], 1, job.key.member)
-        assert 1 == (await store.recover(0)).recovered
+        await store.link.call("ZADD", fixed_of(store, *job.key)["leases"], 1, job.key.member)
+        assert 1 == await recover_all(store)
         await eventually(lambda: [0] == stopped)
         gates[1].set()
         assert "run 1" == await job.result(timeout=10)

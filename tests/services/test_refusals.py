@@ -10,7 +10,7 @@ import logging
 import pytest
 
 from duly.backoff import Fixed
-from duly.connection import Link
+from duly.connection import CallRefused, Link
 from duly.errors import StoreUnavailable
 from duly.job import JobState
 from duly.namespace import create
@@ -73,7 +73,7 @@ async def test_a_result_that_the_server_refuses_keeps_no_other_waiting_and_is_gi
 @pytest.mark.parametrize("outcome", ["ack", "retry", "bury"])
 async def test_with_somebody_to_tell_of_outcomes_it_is_the_same(narrow, caplog, monkeypatch, outcome):
     app = narrow
-    monkeypatch.setattr("duly.codec.MESSAGE_CHARS", HUGE)
+    monkeypatch.setattr("duly.failure.MESSAGE_CHARS", HUGE)
     gate, runs, told = asyncio.Event(), [], []
 
     @app.on_success
@@ -103,11 +103,16 @@ async def test_with_somebody_to_tell_of_outcomes_it_is_the_same(narrow, caplog, 
         await becomes(jobs[3], states[outcome], within_s=30)
 
 
-async def test_an_outcome_is_not_given_up_while_the_server_is_away(own_server, make_app, caplog, monkeypatch):
+@pytest.mark.parametrize("is_told", [False, True], ids=["among others", "with somebody to tell of it"])
+async def test_an_outcome_is_not_given_up_while_the_server_is_away(
+    own_server, make_app, caplog, monkeypatch, is_told
+):
     monkeypatch.setattr("duly.services.saving.TRIES", 1)
     app = make_app(own_server.url)
     (await app.store()).link.patience_s = 60
-    gate = asyncio.Event()
+    gate, told = asyncio.Event(), []
+    if is_told:
+        app.on_success(lambda job, *_: told.append(job.id))
 
     @app.handler("mail")
     async def mail() -> str:
@@ -122,6 +127,7 @@ async def test_an_outcome_is_not_given_up_while_the_server_is_away(own_server, m
         await eventually(lambda: any("not stored yet" in line for line in caplog.messages), 20)
         own_server.start()
         assert "kept" == await job.result(timeout=30)
+        await eventually(lambda: [job.id] * is_told == told)
     assert [] == given_up(caplog)
 
 
@@ -144,13 +150,14 @@ async def refusing(store):
     return leases
 
 
+@pytest.mark.one_shard("a call that is refused is that of one shard")
 async def test_of_a_batch_only_what_is_refused_is(store, views, refusing):
     words = await store.finish("ack", 0, [Finish(lease, 0, (b"1",)) for lease in refusing])
-    assert (["one", "bad", "two"], b"ok", StoreUnavailable, b"ok") == (
+    assert (["one", "bad", "two"], b"ok", CallRefused, b"ok") == (
         *(ids(refusing), words[0], type(words[1]), words[2]),
     )
     ends = await asyncio.gather(*(store.ack(lease, b"1") for lease in refusing), return_exceptions=True)
-    assert [None, StoreUnavailable, None] == [end and type(end) for end in ends]
+    assert [None, CallRefused, None] == [end and type(end) for end in ends]
     bodies = store.keys[0].fixed["bodies"]
     await store.link.call("RENAME", f"{bodies}:aside", bodies)
     for lease in refusing:
@@ -158,6 +165,7 @@ async def test_of_a_batch_only_what_is_refused_is(store, views, refusing):
         assert JobState.succeeded is (await views.get(lease.key)).state
 
 
+@pytest.mark.one_shard("a call that is refused is that of one shard")
 async def test_a_batch_of_spark_gives_up_what_is_refused(store, refusing, caplog):
     pytest.importorskip("pyspark")
     from duly.spark.work.saving import Saver
@@ -167,10 +175,10 @@ async def test_a_batch_of_spark_gives_up_what_is_refused(store, refusing, caplog
     assert 1 == len(given_up(caplog))
 
 
-async def test_what_says_how_the_server_is_and_not_what_it_was_sent_is_no_refusal(own_server):
+async def test_what_says_how_the_server_is_and_not_what_it_was_sent_is_no_refusal(own_server, shards):
     link = Link(own_server.url)
-    await create(link, "n", 1)
-    store = Store(link, namespace="n")
+    await create(link, "n", shards)
+    store = Store(link, namespace="n", shards=shards)
     await enqueue(store, "a")
     [lease] = await claim(store)
     await link.call("CONFIG", "SET", "min-replicas-to-write", 1)
@@ -179,4 +187,27 @@ async def test_what_says_how_the_server_is_and_not_what_it_was_sent_is_no_refusa
     assert not refused(caught.value)
     await link.call("CONFIG", "SET", "min-replicas-to-write", 0)
     await store.ack(lease)
+    await link.aclose()
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+async def test_loops_go_on_while_a_shard_is_refused_for_good(own_server, make_app, caplog, which):
+    app = make_app(own_server.url)
+    store = await app.store()
+
+    @app.handler("mail")
+    async def mail() -> str:
+        return "sent"
+
+    link = Link(own_server.url)
+    key = store.keys[which % store.shards].fixed["leases"]
+    async with working(app):
+        assert "sent" == await (await app.enqueue(mail.job())).result(timeout=30)
+        await link.call("SET", key, "no sorted set")
+        await eventually(
+            lambda: any("WRONGTYPE" in line and "trying again" in line for line in caplog.messages)
+        )
+        await link.call("DEL", key)
+        jobs = [await app.enqueue(mail.job()) for _ in range(8)]
+        assert ["sent"] * 8 == [await job.result(timeout=30) for job in jobs]
     await link.aclose()

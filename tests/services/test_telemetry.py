@@ -4,18 +4,24 @@ Spans of OpenTelemetry, collected by the SDK's own exporter.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
-from opentelemetry import trace
+from opentelemetry import baggage, propagate, trace
+from opentelemetry import context as otel_context
+from opentelemetry.propagators.textmap import default_getter, default_setter
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from duly import Bury, JobFailed, Snooze, current_job
 from tests.eventually import eventually
+from tests.services import traced, traced_b3
 from tests.services.conftest import becomes, working
 
 SECRET = "s3cr3t"
@@ -27,6 +33,7 @@ def spans(app):
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     app.trace_with(provider)
+    app.provider = provider
     yield lambda: {span.name: span for span in exporter.get_finished_spans()}
     provider.shutdown()
 
@@ -127,6 +134,149 @@ async def test_planned_endings_are_told_from_failures(app, spans):
     assert ("bury", "bury") == (span.attributes["duly.ending"], span.attributes["error.type"])
 
 
+@pytest.mark.parametrize("place", ["loop", "thread", "process"])
+async def test_baggage_travels_with_a_job_wherever_it_runs(app, spans, place):
+    def body() -> str:
+        return str(baggage.get_baggage("tenant"))
+
+    async def async_body() -> str:
+        return body()
+
+    if place == "process":
+        app.handlers.add(read_tenant := traced.read_tenant)
+    else:
+        read_tenant = app.handler("read.tenant")(body if place == "thread" else async_body)
+    async with working(app):
+        token = otel_context.attach(baggage.set_baggage("tenant", "acme"))
+        try:
+            first = await app.enqueue(read_tenant.job())
+        finally:
+            otel_context.detach(token)
+        second = await app.enqueue(read_tenant.job())
+        assert ["acme", "None"] == [await job.result(timeout=60) for job in (first, second)]
+    assert "tenant=acme" == (await first.get()).envelope.context["baggage"]
+
+
+@pytest.mark.parametrize("own", [2, "two bags", "tenant=other"])
+async def test_an_entry_of_the_users_own_stays_where_there_is_no_baggage(app, spans, own):
+    @app.handler("read")
+    async def read() -> dict[str, Any]:
+        return current_job().context
+
+    async with working(app):
+        sent = await app.enqueue(read.job(), context={"baggage": own, "passenger": "Ada"})
+        context = await sent.result(timeout=30)
+    assert {"baggage": own, "passenger": "Ada"} == {name: context[name] for name in ("baggage", "passenger")}
+
+
+async def test_baggage_that_a_run_removed_is_not_inherited(app, spans):
+    @app.handler("second")
+    async def second() -> object:
+        return current_job().context.get("baggage")
+
+    @app.handler("first")
+    async def first() -> object:
+        otel_context.attach(baggage.clear())
+        return await (await app.enqueue(second.job())).result(timeout=30)
+
+    async with working(app):
+        sent = await app.enqueue(first.job(), context={"baggage": "tenant=acme"})
+        assert None is await sent.result(timeout=30)
+
+
+async def test_a_process_continues_the_trace_of_its_job(app, spans):
+    app.handlers.add(traced.trace_of)
+    async with working(app):
+        job = await app.enqueue(traced.trace_of.job())
+        trace_id, parent_id = await job.result(timeout=60)
+        await eventually(lambda: len(spans()) == 3, 30)
+    span = spans()["handle trace.of"].context
+    assert (f"{span.trace_id:032x}", f"{span.span_id:016x}") == (trace_id, parent_id)
+
+
+async def test_baggage_is_passed_on_by_a_handler_where_nothing_is_traced(app):
+    @app.handler("second")
+    async def second() -> object:
+        return current_job().context.get("baggage")
+
+    @app.handler("first")
+    async def first(size: int) -> object:
+        job = await app.enqueue(second.job(), context={"text": "x" * size})
+        return await job.result(timeout=30)
+
+    async with working(app):
+        for size, kept in ((10, "tenant=acme"), (8_175, None)):
+            sent = await app.enqueue(first.job(size), context={"baggage": "tenant=acme"})
+            assert kept == await sent.result(timeout=30)
+
+
+async def test_baggage_without_room_for_it_is_left_out_and_the_job_is_sent(app, spans, caplog):
+    @app.handler("greet")
+    async def greet() -> str:
+        return str(baggage.get_baggage("large"))
+
+    token = otel_context.attach(baggage.set_baggage("large", "x" * 4_000))
+    try:
+        async with working(app):
+            contexts = [{"text": "y" * size} for size in (10, 6_000, 6_000)]
+            jobs = [await app.enqueue(greet.job(), context=context) for context in contexts]
+            assert ["x" * 4_000, "None", "None"] == [await job.result(timeout=30) for job in jobs]
+    finally:
+        otel_context.detach(token)
+    assert ["baggage is left out"] == [record.getMessage()[:19] for record in caplog.records]
+    assert 1 == len({(await job.get()).envelope.context["traceparent"][:3] for job in jobs})
+
+
+class Upside(TraceContextTextMapPropagator):
+    """
+    A propagator with a header of its own, as B3 and Jaeger have theirs.
+    """
+
+    fields = {"x-upside"}  # noqa: RUF012  # as the base has it
+
+    def inject(self, carrier, context=None, setter=default_setter):
+        inner = {}
+        super().inject(inner, context)
+        setter.set(carrier, "x-upside", inner.get("traceparent", "")[::-1])
+
+    def extract(self, carrier, context=None, getter=default_getter):
+        [found] = getter.get(carrier, "x-upside") or [""]
+        return super().extract({"traceparent": found[::-1]}, context)
+
+
+@pytest.mark.parametrize("place", ["process", "app"])
+async def test_the_configured_propagator_writes_and_reads_the_headers(app, spans, place):
+    @app.handler("greet")
+    async def greet() -> None: ...
+
+    before = propagate.get_global_textmap()
+    if place == "process":
+        propagate.set_global_textmap(Upside())
+    else:
+        app.trace_with(app.provider, propagator=Upside())
+    try:
+        async with working(app):
+            job = await app.enqueue(greet.job(), context={"tenant": "acme"})
+            await job.result(timeout=30)
+            await eventually(lambda: len(spans()) == 3, 30)
+    finally:
+        propagate.set_global_textmap(before)
+    assert {"tenant", "x-upside"} == set((await job.get()).envelope.context)
+    assert 1 == len({span.context.trace_id for span in spans().values()})
+
+
+async def test_a_process_reads_headers_with_the_propagator_of_its_app(app, spans):
+    app.handlers.add(traced_b3.trace_of)
+    app.trace_with(app.provider, propagator=traced_b3.B3())
+    async with working(app):
+        job = await app.enqueue(traced_b3.trace_of.job())
+        trace_id, parent_id = await job.result(timeout=60)
+        await eventually(lambda: len(spans()) == 3, 30)
+    assert {"b3"} == set((await job.get()).envelope.context)
+    span = spans()["handle trace.of"].context
+    assert (f"{span.trace_id:032x}", f"{span.span_id:016x}") == (trace_id, parent_id)
+
+
 async def test_headers_of_another_kind_are_passed_over(app, spans):
     @app.handler("greet")
     async def greet() -> None: ...
@@ -161,9 +311,10 @@ async def main():
 """
 
 
-def run(valkey, namespace, code: str, *, before: str = "") -> str:
+def run(valkey, namespace, code: str, *, before: str = "", **env: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", before + SCRIPT + code, valkey.url, namespace],
+        env={name: value for name, value in os.environ.items() if not name.startswith("OTEL_")} | env,
         capture_output=True,
         text=True,
         timeout=100,
@@ -211,3 +362,49 @@ print(sorted(span.name for span in exporter.get_finished_spans()))
 """,
     )
     assert "['claim greet', 'enqueue greet', 'handle greet']\n" == printed
+
+
+PROPAGATED = """
+from opentelemetry import baggage, context, trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from duly import current_job
+
+exporter = InMemorySpanExporter()
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(exporter))
+trace.set_tracer_provider(provider)
+context.attach(baggage.set_baggage("tenant", "acme"))
+seen = []
+
+
+@app.around_handler
+async def see(job, call_next):
+    seen.append((sorted(job.context), baggage.get_baggage("tenant")))
+    return await call_next()
+
+
+asyncio.run(main())
+traces = {span.context.trace_id for span in exporter.get_finished_spans()}
+print(*seen, len(traces))
+"""
+
+
+@pytest.mark.parametrize(
+    ("propagators", "headers", "tenant", "traces"),
+    [
+        (None, ["baggage", "traceparent"], "acme", 1),
+        ("tracecontext,baggage", ["baggage", "traceparent"], "acme", 1),
+        ("tracecontext", ["traceparent"], None, 1),
+        ("baggage", ["baggage"], "acme", 3),
+        ("none", [], None, 3),
+    ],
+)
+def test_headers_follow_the_variable_otel_propagators(
+    valkey, namespace, propagators, headers, tenant, traces
+):
+    env = {} if propagators is None else {"OTEL_PROPAGATORS": propagators}
+    printed = run(valkey, namespace, PROPAGATED, **env)
+    # Where the trace is not told, enqueue, claim and handle have one each.
+    assert f"{(headers, tenant)} {traces}\n" == printed

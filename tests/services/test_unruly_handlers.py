@@ -12,7 +12,7 @@ import threading
 import time
 
 import pytest
-from pydantic import BaseModel, field_validator
+from pydantic import BaseModel, field_validator, model_serializer
 
 from duly import Duly, Fixed, JobFailed, current_job
 from duly.services import deciding, stragglers
@@ -155,7 +155,8 @@ class Rusty(BaseModel):
             raise Panic("while it was read")
         return value
 
-    def model_dump(self, **_):
+    @model_serializer
+    def write(self) -> dict[str, str]:
         raise Panic("while it was written")
 
 

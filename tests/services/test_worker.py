@@ -5,6 +5,7 @@ The worker end to end: handlers of all kinds, their results, failures and planne
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import threading
@@ -16,6 +17,8 @@ import pytest
 
 from duly import Bury, Fixed, JobFailed, Retry, Snooze, UsageError, current_job
 from duly.job import JobKey, Order
+from duly.logs import JsonFormatter, TextFormatter
+from duly.services.running import Run
 from tests.eventually import eventually
 from tests.services import processes
 from tests.services.conftest import becomes, tally, working
@@ -109,18 +112,26 @@ async def test_the_log_of_a_worker_tells_of_each_failure(app, caplog):
         await (await app.enqueue(flaky.job("snooze"), id="b")).result(timeout=10)
         await app.enqueue("flaky", {"wrong": 1}, id="c")
         await becomes(app.job("flaky", "c"), "dead")
+    place = "ValueError at test_worker.py:LINE"
+    told = [record for record in caplog.records if record.name == "duly.runs"]
     assert [
-        ("WARNING", "flaky/a, attempt 1: failed, again in 0.01 s: ValueError at test_worker.py:LINE"),
-        ("ERROR", "flaky/a, attempt 2: dead: ValueError at test_worker.py:LINE"),
-        ("INFO", "flaky/b, attempt 1: put off, again in 0.01 s: snoozed"),
-        ("ERROR", "flaky/c, attempt 1: dead: unreadable"),
+        ("WARNING", f"flaky/a, attempt 1: failed, again in 0.01 s: {place}: no such user", "ValueError"),
+        ("ERROR", f"flaky/a, attempt 2: dead: {place}: no such user", "ValueError"),
+        ("INFO", "flaky/b, attempt 1: put off, again in 0.01 s: snoozed", ""),
     ] == [
-        (record.levelname, re.sub(r":\d+$", ":LINE", record.message))
-        for record in caplog.records
-        if record.name == "duly.runs"
+        (
+            record.levelname,
+            re.sub(r"\.py:\d+", ".py:LINE", record.message),
+            record.exc_info[0].__name__ if record.exc_info else "",
+        )
+        for record in told[:3]
     ]
-    assert not any(record.exc_info for record in caplog.records), (
-        "a traceback shows only where it is asked for"
+    [unreadable] = told[3:]
+    assert "ERROR" == unreadable.levelname
+    assert unreadable.message.startswith("flaky/c, attempt 1: dead: unreadable: ")
+    lines = [TextFormatter().format(record) for record in told]
+    assert [1] * 4 == [len(line.splitlines()) for line in lines], (
+        "tracebacks show only where they are asked for"
     )
 
 
@@ -136,8 +147,39 @@ async def test_tracebacks_are_logged_and_kept_where_they_are_asked_for(app, capl
     stop.set()
     await work
     [record] = [each for each in caplog.records if each.name == "duly.runs"]
-    assert "no such user" in caplog.handler.format(record)
+    for form in (TextFormatter(), JsonFormatter()):
+        assert "Traceback (most recent call last)" in form.format(record)
     assert b"Traceback" in (await job.get()).outcome
+
+
+async def test_tracebacks_of_handlers_in_processes_are_logged_and_kept_as_well(app, caplog):
+    app.handlers.add(processes.tell)
+    async with working(app, tracebacks=True):
+        job = await app.enqueue(processes.tell.job("4711"), max_attempts=1)
+        await becomes(job, "dead", 60)
+    [record] = [each for each in caplog.records if each.name == "duly.runs"]
+    assert record.getMessage().endswith("dead: ValueError: no such card: 4711")
+    kept = (await job.get()).outcome.decode()
+    for text in (TextFormatter().format(record), kept):
+        assert "Traceback (most recent call last)" in text
+        assert "in tell" in text
+
+
+async def test_an_exception_that_an_ending_was_raised_over_goes_with_the_record(app, caplog):
+    @app.handler("over", max_attempts=1)
+    async def over(how: str) -> None:
+        try:
+            {}["no such user"]
+        except LookupError:
+            if how == "quiet":
+                raise Bury("planned") from None
+            raise Bury("planned")  # noqa: B904  # that is what it is about
+
+    async with working(app):
+        for how in ("loud", "quiet"):
+            await becomes(await app.enqueue(over.job(how), id=how), "dead")
+    loud, quiet = (each for each in caplog.records if each.name == "duly.runs")
+    assert (KeyError, None) == (loud.exc_info[0], quiet.exc_info)
 
 
 async def test_attempts_and_backoff_of_a_job_outweigh_those_of_its_handler(app):
@@ -214,6 +256,7 @@ async def test_endings_in_a_child_process(app, tmp_path):
         (tmp_path / "woken").touch()
         assert "woke" == await snoozed.result(timeout=100)
     assert (2, 0) == (await tally(exited))[1:]
+    assert 1 == (await odd.get()).attempts
 
 
 async def test_an_unreadable_payload_is_buried_at_once_and_kept(app):
@@ -236,26 +279,6 @@ async def test_an_unreadable_payload_is_buried_at_once_and_kept(app):
             await app.job("greet", "envelope").result(timeout=10)
     assert b"{not json" == (await app.job("greet", "json").get()).payload
     assert [] == ran
-
-
-@pytest.mark.parametrize("place", ["loop", "thread"])
-async def test_a_result_that_cannot_be_stored_is_a_failed_attempt(make_app, place):
-    app = make_app(result_limit="1KiB")
-
-    def odd(how: str) -> object:
-        return object() if how == "type" else "x" * 2000
-
-    async def odd_async(how: str) -> object:
-        return odd(how)
-
-    app.handler("odd", max_attempts=2, backoff=Fixed(0.01))(odd_async if place == "loop" else odd)
-    async with working(app):
-        with pytest.raises(JobFailed, match="result cannot be written as JSON"):
-            await (await app.enqueue("odd", {"how": "type"})).result(timeout=10)
-        job = await app.enqueue("odd", {"how": "size"})
-        with pytest.raises(JobFailed, match="result is 2002 bytes, the limit is 1024"):
-            await job.result(timeout=10)
-    assert 2 == (await job.get()).attempts
 
 
 async def test_a_cancelled_error_of_the_handlers_own_is_a_failed_attempt(app):
@@ -315,6 +338,38 @@ async def test_a_handler_knows_its_job_and_reports_progress(app, place):
     assert (job.placed.revision, job.placed.due_ms / 1000) == (told["revision"], told["due"])
     assert 0 < told["left"] <= 20
     assert b"" == (await job.get()).progress, "progress goes when the job has ended"
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("place", ["loop", "thread"])
+async def test_a_run_that_has_ended_leaves_nothing_to_the_garbage_collector(app, place, wrapped):
+    async def on_loop() -> str:
+        return current_job().id
+
+    def in_thread() -> str:
+        return current_job().id
+
+    light = app.handler("light")(on_loop if place == "loop" else in_thread)
+    if wrapped:
+
+        @app.around_handler
+        async def around(job, call_next):
+            return await call_next()
+
+    def left() -> int:
+        # Not those of other tests, whose threads may never end.
+        return sum(type(thing) is Run and thing.handler is light for thing in gc.get_objects())
+
+    async with working(app):
+        await (await app.enqueue(light.job())).result(timeout=30)
+        gc.collect()
+        gc.disable()
+        try:
+            for job in await app.enqueue_many([light.job() for _ in range(20)]):
+                await job.result(timeout=30)
+            await eventually(lambda: left() == 0)
+        finally:
+            gc.enable()
 
 
 async def test_current_job_is_unknown_outside_a_handler():

@@ -65,6 +65,17 @@ class Happenings:
         self._run(read)
         return found
 
+    def hold(self, consumer: str) -> None:
+        """
+        Register a consumer that reads nothing, so that nothing is trimmed.
+        """
+
+        async def register(store: Store) -> None:
+            for shard in range(self.shards):
+                await Feed(store).commit(consumer, shard, None)
+
+        self._run(register)
+
     def _run(self, what: Callable[[Store], Awaitable[None]]) -> None:
         async def main() -> None:
             link = Link(self.url)

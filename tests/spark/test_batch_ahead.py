@@ -19,6 +19,8 @@ from duly.spark.work.batch import Held
 from duly.spark.work.saving import PER_CALL, _parts
 from duly.store import Finish
 from tests.eventually import eventually
+from tests.lostclaims import lose_a_claim
+from tests.shards import one_id_on_each
 from tests.spark.test_batch_work import LONG_S, driving
 
 
@@ -71,6 +73,35 @@ async def test_a_backlog_is_claimed_while_a_batch_runs_and_the_run_is_noted(app,
         await become(app, ready=0, running=0, succeeded=8)
     [run] = await Runs(await app.store()).all()
     assert ("work", {"batches": 3, "jobs": 8, "lost": 0}, None) == (run.name, run.counts, run.error)
+
+
+async def test_jobs_of_an_unanswered_claim_do_not_wait_for_the_batch(valkey, namespace, spark, monkeypatch):
+    app = Duly(valkey.url, namespace=namespace, drain_grace=30, shards=2, lease=600)
+    gate = threading.Event()
+    score = slow(app, gate, ttr=600)
+    ids = one_id_on_each(app.settings, "score")
+    jobs = await app.enqueue_many(score.job().options(id=id_) for id_ in ids)
+    lost = lose_a_claim(monkeypatch, answered=1)
+    async with app, driving(app, spark):
+        await lost.wait()
+        await become(app, ready=1, running=1, succeeded=0)
+        gate.set()
+        await become(app, ready=0, running=0, succeeded=2)
+        assert [0, 0] == [(await job.get()).crashes for job in jobs]
+
+
+async def test_a_driver_that_ends_gives_back_what_an_unanswered_claim_took(
+    valkey, namespace, spark, monkeypatch
+):
+    app = Duly(valkey.url, namespace=namespace, drain_grace=30, lease=600)
+    score = slow(app, threading.Event(), ttr=600)
+    job = await app.enqueue(score.job())
+    async with app:
+        driven = driving(app, spark)
+        lost = lose_a_claim(monkeypatch, silent=2)
+        async with driven:
+            await lost.wait()
+        assert ("ready", 0) == ((await job.get()).state.name, (await job.get()).crashes)
 
 
 async def test_jobs_that_would_wait_for_long_are_given_back_uncounted(app, spark):

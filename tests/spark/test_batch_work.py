@@ -7,15 +7,19 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from sqlalchemy import text
 
 from duly import Duly, Fixed
 from duly.errors import UsageError
 from duly.ids import new_request
 from duly.job import JobKey, JobState, Order
+from duly.metrics import Metrics
+from duly.record.schema import migrate
 from duly.store import Promise, Want
 from tests.eventually import eventually
 
@@ -85,6 +89,66 @@ async def test_each_row_says_what_becomes_of_its_job(app, spark):
     assert b'{"type":"retry","message":"too much: 50"}' == jobs["large"].outcome
     assert b'{"type":"buried","message":"too much: 500"}' == jobs["huge"].outcome
     assert [1, 1, 1] == [job.attempts for job in jobs.values()]
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+async def test_batches_of_a_queue_with_a_record_end_in_its_rows(valkey, namespace, tmp_path, spark, shards):
+    url = f"sqlite:///{tmp_path}/record.db"
+    migrate(url)
+    app = Duly(valkey.url, namespace=namespace, record=url, shards=shards, drain_grace=0.2)
+
+    @app.batch_handler("score")
+    def score(jobs):
+        number = F.get_json_object("payload", "$.number").cast("int")
+        return jobs.select("id", F.when(number == 0, "bury").otherwise("ok").alias("outcome"))
+
+    async def check():
+        database = (await app.record()).database
+        found = await database.read(lambda row: row.execute(text("SELECT id, state FROM duly_jobs")).all())
+        assert {f"j{n}": JobState.succeeded if n else JobState.dead for n in range(9)} == dict(found)
+
+    async with app:
+        for number in range(9):
+            await app.enqueue(score.job({"number": number}), id=f"j{number}")
+        async with driving(app, spark):
+            await eventually(check, LONG_S)
+
+
+async def test_what_a_batch_sets_in_its_context_is_not_there_in_the_next(app, spark):
+    seen = []
+    told: ContextVar[str] = ContextVar("told", default="nothing")
+
+    @app.batch_handler("score", max_rows=1)
+    def score(jobs):
+        seen.append(told.get())
+        told.set("something")
+        return jobs.select("id", F.lit("ok").alias("outcome"))
+
+    for number in range(3):
+        await app.enqueue(score.job(), id=f"j{number}")
+    async with driving(app, spark):
+        await become(app, "score", {f"j{number}": "succeeded" for number in range(3)})
+    assert ["nothing"] * 3 == seen
+
+
+async def test_metrics_of_an_app_with_batch_handlers_can_be_scraped_while_it_works(app, spark):
+    go_on = threading.Event()
+
+    @app.batch_handler("score")
+    def score(jobs):
+        go_on.wait(LONG_S)
+        return jobs.select("id", F.lit("ok").alias("outcome"))
+
+    metrics = Metrics(app, queue=False)
+
+    def running() -> float | None:
+        return metrics.registry.get_sample_value("duly_running_jobs")
+
+    await app.enqueue(score.job(), id="x")
+    async with driving(app, spark):
+        await eventually(lambda: running() == 1, LONG_S)
+        go_on.set()
+        await eventually(lambda: running() == 0, LONG_S)
 
 
 async def test_a_function_sees_payload_context_attempt_due_time_and_token(app, spark):
@@ -163,10 +227,12 @@ async def test_a_function_that_fails_has_its_jobs_tried_again_and_then_dead(app,
 
 
 @pytest.mark.parametrize("nested", [False, True])
-async def test_a_result_that_is_too_large_is_a_failed_attempt(make_patient_app, spark, nested):
+async def test_a_result_that_is_too_large_makes_its_job_dead_after_one_attempt(
+    make_patient_app, spark, nested
+):
     app = make_patient_app(result_limit="1KiB")
 
-    @app.batch_handler("long", max_attempts=1)
+    @app.batch_handler("long")
     def long(jobs):
         text = F.repeat(F.lit("x"), 2000)
         result = F.array(text) if nested else text
@@ -176,6 +242,7 @@ async def test_a_result_that_is_too_large_is_a_failed_attempt(make_patient_app, 
     async with driving(app, spark):
         jobs = await become(app, "long", {"a": "dead"})
     assert f"result is {2004 if nested else 2002} bytes".encode() in jobs["a"].outcome
+    assert 1 == jobs["a"].attempts
 
 
 @pytest.mark.parametrize(

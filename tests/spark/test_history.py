@@ -75,7 +75,7 @@ def test_every_event_is_in_the_table_once_and_is_trimmed_behind(spark, valkey, n
 
 def test_it_goes_on_until_it_is_stopped(spark, queue, options):
     queue.live(10)
-    going = replace(options, every="100 milliseconds")
+    going = replace(options, every="100ms")
     came = []
     thread = InheritableThread(
         target=lambda: history(spark, going, once=False, tell=came.append), daemon=True
@@ -128,6 +128,34 @@ def test_a_batch_that_is_taken_again_adds_nothing(spark, queue, options):
     shutil.rmtree(f"{options.checkpoint_path}/commits")
     assert 0 == history(spark, options).rows
     assert events == rows_of(spark, options.table)
+
+
+def test_nothing_is_trimmed_before_the_table_has_it(spark, queue, options, monkeypatch):
+    queue.live(40)
+    events = identities(queue.events())
+
+    def refuse(*_):
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patch, pytest.raises(HistoryStopped):
+        patch.setattr(HistoryTable, "append", refuse)
+        history(spark, options)
+    assert 0 == queue.consumers()["history"]
+    assert events == identities(queue.events())
+    assert len(events) == history(spark, options).rows
+
+
+def test_a_batch_that_the_table_holds_in_part_is_written_only_as_far_as_it_is_new(spark, queue, options):
+    queue.hold("somebody slow")
+    queue.live(20)
+    history(spark, options)
+    queue.live(20, start=20)
+    # Another checkpoint brings the table on, and the first one, which knows nothing of it, plans a batch that
+    # begins before that.
+    history(spark, replace(options, checkpoint=f"{options.checkpoint_path}-other", consumer="other"))
+    queue.live(20, start=40)
+    history(spark, options)
+    assert identities(queue.events()) == rows_of(spark, options.table)
 
 
 def test_two_pipelines_on_one_table_do_not_write_twice(spark, queue, options):

@@ -21,7 +21,7 @@ from duly.connection import Link
 from duly.errors import Conflict, UsageError
 from duly.job import JobKey, Order
 from duly.namespace import create
-from duly.replies import ended_job
+from duly.records import ended_job
 from duly.spark.horizon import hydrating, put_off
 from duly.spark.horizon.hydrating import hydrate
 from duly.spark.horizon.queue import Queue
@@ -94,7 +94,7 @@ def ms(moment: datetime) -> int:
 
 @pytest.fixture
 async def rig(spark, valkey, namespace, clock, tmp_path) -> AsyncIterator[Rig]:
-    clock.now_ms = ms(NOON)
+    clock._now_ms = ms(NOON)
     link = Link(valkey.url)
     await create(link, namespace, 1, clock="test")
     # An hour of test time prunes what ended.
@@ -165,7 +165,7 @@ async def test_who_asked_for_a_reply_is_told_of_the_end_wherever_the_job_was(rig
     await rig.store.cancel([JobKey("mail", "cancelled-in-the-queue")])
     rig.clock.advance(ms=HOUR_MS)
     await rig.work()
-    _, taken = await rig.store.reply_take(0, "answers", 10, lease_ms=1_000)
+    _, taken, _ = await rig.store.reply_take(0, "answers", 10, lease_ms=1_000)
     jobs = [ended_job(member, head, outcome) for _, member, head, outcome in taken]
     assert [
         ("cancelled-in-the-queue", "cancelled"),

@@ -177,7 +177,7 @@ def test_jobs_that_are_open_or_newer_in_the_queue_are_left_out(spark):
     scanned = "topic string, id string, revision long, state string, outcome string, priority string, "
     scanned += "attempts int, crashes int, due_at timestamp, finished_at timestamp, lateness_ms long, "
     scanned += (
-        "payload string, ttr_ms long, max_attempts int, context string, callback string, reply_to string"
+        "payload string, ttr double, max_attempts int, context string, callback string, reply_to string"
     )
     rest = ("normal", 1, 0, NOON, NOON, None, "{}", None, None, None, None, None)
     queued = [

@@ -36,9 +36,91 @@ def test_retries_do_not_count_as_late(spark):
     ended(story, "a", 40, at=NOON + timedelta(minutes=5))
     ended(story, "b", 90, "retried", at=NOON + timedelta(minutes=6))
     ended(story, "b", 30_000, attempt=2, at=NOON + timedelta(minutes=7))
-    ended(story, "c", 50_000, crashes=1, at=NOON + timedelta(minutes=7))
     found = transforms.on_time(story.frame(spark), slo_ms=50)
     same(found, [("mail", NOON, 2, 0.5, 40, 90, 90, 90)], schemas.ON_TIME)
+
+
+def lose(story, id_, *, due=NOON, worker="w1", lease_s=15, crashes=0, attempt=1):
+    """
+    A run that begins when it is due, and is taken back when its lease is over.
+    """
+    story.tell(id_, "claimed", at=due, due_ms=ms(due), worker=worker, crashes=crashes, attempt=attempt)
+    back = due + timedelta(seconds=lease_s)
+    run_ms = 1000 * lease_s
+    return story.tell(
+        *(id_, "recovered"), at=back, crashes=crashes + 1, attempt=attempt, reason="crashed", run_ms=run_ms
+    )
+
+
+def claimed_again(story, id_, *, at, worker="w2", crashes=1, attempt=1):
+    return story.tell(id_, "claimed", at=at, due_ms=ms(at), worker=worker, crashes=crashes, attempt=attempt)
+
+
+LATER = NOON + timedelta(seconds=16)
+
+
+def test_a_job_whose_worker_was_lost_is_late_by_that(spark):
+    story = lose(Story(), "a")
+    claimed_again(story, "a", at=LATER)
+    # The run that came after began within 5 ms of when the job was taken back; nobody waits for that.
+    ended(story, "a", 5, crashes=1, at=LATER + timedelta(milliseconds=100))
+    ended(story, "b", 7, at=NOON + timedelta(seconds=30))
+    found = transforms.on_time(story.frame(spark), slo_ms=1_000)
+    same(found, [("mail", NOON, 2, 0.5, 7, 16_000, 16_000, 16_000)], schemas.ON_TIME)
+    [row] = transforms.budget(story.frame(spark), slo_ms=1_000, goal=0.9).collect()
+    assert (2, 1) == (row.jobs, row.late)
+
+
+def test_a_job_that_failed_after_its_worker_was_lost_is_late_as_well(spark):
+    story = lose(Story(), "a")
+    claimed_again(story, "a", at=LATER)
+    # A failure that is counted sets the crashes back.
+    ended(story, "a", 5, "retried", crashes=0, at=LATER + timedelta(milliseconds=100))
+    [row] = transforms.on_time(story.frame(spark), slo_ms=1_000).collect()
+    assert (1, 16_000) == (row.jobs, row.max_ms)
+
+
+def test_where_the_claim_is_not_in_the_history_the_lost_run_tells_when_it_was_due(spark):
+    story = lose(Story(), "a")
+    del story.rows[0]
+    ended(story, "a", 5, crashes=1, at=LATER + timedelta(milliseconds=100))
+    [row] = transforms.on_time(story.frame(spark), slo_ms=1_000).collect()
+    assert (1, 16_000) == (row.jobs, row.max_ms)
+
+
+def test_what_was_put_off_after_a_crash_has_another_due_time(spark):
+    story = lose(Story(), "a")
+    claimed_again(story, "a", at=LATER)
+    ended(story, "a", 5, "retried", crashes=1, attempt=0, at=LATER + timedelta(seconds=1))
+    ended(story, "a", 9, crashes=1, at=NOON + timedelta(minutes=50))
+    [row] = transforms.on_time(story.frame(spark), slo_ms=1_000).collect()
+    assert (1, 9) == (row.jobs, row.max_ms)
+
+
+def test_lost_workers_are_told_with_what_became_of_their_runs(spark):
+    story = Story()
+    for id_ in ("a", "b"):
+        lose(story, id_)
+    claimed_again(story, "a", at=LATER)
+    claimed_again(story, "b", at=LATER + timedelta(seconds=4))
+    # One that loses every worker is given up.
+    lose(story, "poison", worker="w3", crashes=0, due=NOON + HOUR)
+    lose(story, "poison", worker="w4", crashes=1, due=NOON + 2 * HOUR)
+    claimed_again(story, "poison", worker="w5", crashes=2, at=NOON + 3 * HOUR)
+    end = NOON + 3 * HOUR + timedelta(seconds=15)
+    story.tell("poison", "buried", at=end, crashes=3, attempt=0, reason="crashed", run_ms=15_000)
+    # Neither a jump of the clock nor a failure is a crash.
+    story.tell("c", "recovered", reason="clock", run_ms=5)
+    ended(story, "d", 1, "buried", reason="Boom")
+    seconds = timedelta(seconds=15)
+    w3, w4 = NOON + HOUR + seconds, NOON + 2 * HOUR + seconds
+    rows = [
+        ("w5", "mail", end, end, 1, 0, 1, None, None),
+        ("w4", "mail", w4, w4, 1, 1, 0, 3_600_000, 3_600_000),
+        ("w3", "mail", w3, w3, 1, 1, 0, 3_600_000, 3_600_000),
+        ("w1", "mail", NOON + seconds, NOON + seconds, 2, 2, 0, 16_000, 20_000),
+    ]
+    same(transforms.crashes(story.frame(spark)), rows, schemas.CRASHES)
 
 
 def test_lateness_counts_to_the_hour_in_which_it_was_due(spark):
@@ -186,6 +268,7 @@ def test_an_empty_history_makes_a_page_without_pictures(spark):
         "Nothing is scheduled for the next 24 hours",
         "No run failed",
         "No run had to be repeated",
+        "No worker was lost",
         "No run ended",
         "Nothing happened",
     ):

@@ -11,16 +11,18 @@ import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, LessThan
 from pyspark.sql.types import StringType, TimestampType
 
+from duly.backoff import Fixed
 from duly.connection import Link
+from duly.defaults import CALLBACK_ATTEMPTS, DEFAULTS
 from duly.job import Job, JobKey, JobState
 from duly.keys import ShardKeys
 from duly.newjob import Limits, NewJob
 from duly.spark import pages
 from duly.spark.columns import JOBS, SCANNED
-from duly.spark.options import ScanOptions
+from duly.spark.options import ScanOptions, read_options
 from duly.spark.pages import Part, parts_of, read_part
 from duly.spark.scan import JobReader
-from duly.views import CANARY, Views
+from duly.views import Views
 from tests.spark.kit import SOON
 from tests.store.kit import claim, enqueue, key
 
@@ -54,10 +56,13 @@ async def fill(store):
     await store.enqueue(job.order(Limits()))
     await enqueue(store, "cancelled", delay_ms=60_000)
     await store.cancel([key("cancelled")])
-    await enqueue(store, "canary", CANARY)
+    await enqueue(store, "gone", "mute", retain_s=0)
+    [lease] = await claim(store, "mute")
+    await store.ack(lease, b"1")
     return [key(id_) for id_ in ("succeeded", "dead", "retried", "running", "cancelled")] + [
         key("ready", "web"),
         key("full", "web"),
+        key("gone", "mute"),
     ]
 
 
@@ -65,7 +70,10 @@ def test_columns_are_those_of_a_job():
     assert [each.name for each in fields(Job)] == list(SCANNED)
     assert StringType() == JOBS["context"].dataType
     times = {each.name for each in JOBS if each.dataType == TimestampType()}
-    assert {"due_at", "started_at", "finished_at", "lease_until", "expires_at"} == times
+    assert {
+        *("due_at", "scheduled_for", "created_at", "updated_at", "started_at", "finished_at"),
+        *("lease_until", "expires"),
+    } == times
 
 
 async def test_a_scan_leaves_a_damaged_job_out(queue):
@@ -94,15 +102,40 @@ async def test_every_job_is_seen_as_others_see_it(spark, queue):
         assert (each.payload, each.outcome, each.progress) == tuple(
             (text or "").encode() for text in (row.payload, row.outcome, row.progress)
         )
-        assert (each.worker or None, each.ttr_ms or None) == (row.worker, row.ttr_ms)
+        assert (each.worker or None, each.ttr_ms / 1000 or None) == (row.worker, row.ttr)
+        assert each.result_gone == row.result_gone
     full = found["full"]
     assert (9, '{"tenant":"ä"}', None, 0) == (full.max_attempts, full.context, full.callback, full.shard)
+
+
+async def test_attempts_are_told_as_they_hold_without_a_handler(spark, queue, monkeypatch):
+    await enqueue(queue.store, "plain", delay_ms=60_000)
+    for id_, options in {
+        "own": {"max_attempts": 9},
+        "retained": {"retain": 5, "reply_to": "inbox"},
+        "sent": {"callback": "https://example.com/hook", "backoff": Fixed(5)},
+    }.items():
+        await queue.store.enqueue(NewJob("mail", b"1", id=id_, due_at=SOON, **options).order(Limits()))
+
+    def told(**options):
+        return {row.id: row.max_attempts for row in scan(spark, queue, **options).collect()}
+
+    fixed = {"own": 9, "sent": CALLBACK_ATTEMPTS}
+    assert fixed | dict.fromkeys(("plain", "retained"), DEFAULTS.max_attempts) == told()
+    assert fixed | dict.fromkeys(("plain", "retained"), 3) == told(max_attempts=3)
+    monkeypatch.setenv("DULY_MAX_ATTEMPTS", "4")
+    assert 4 == read_options(ScanOptions, queue.options).max_attempts
+    with pytest.raises(Exception, match="max_attempts=0 must be"):
+        told(max_attempts=0)
 
 
 async def test_times_of_a_scan_are_exact(spark, queue):
     keys = await fill(queue.store)
     names = {
         "due_at": "due_ms",
+        "scheduled_for": "scheduled_ms",
+        "created_at": "created_ms",
+        "updated_at": "updated_ms",
         "started_at": "started_ms",
         "finished_at": "ended_ms",
         "lease_until": "lease_ms",

@@ -4,20 +4,26 @@ Rows become jobs: the same jobs that any sender makes, once each, and what is wr
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from duly.errors import DulyError, LayoutMismatch, UsageError
-from duly.job import JobKey, Order
+from duly.job import JobKey, JobState, Order
 from duly.newjob import Limits, NewJob
 from duly.runs import Runs
 from duly.spark.schedule import schedule
 from duly.views import Views
 from tests.spark.kit import ROWS, SOON, Queue, frame, rows, without
 
+RETRIED = Path(__file__).with_name("retried_child.py")
 FULL = StructType(
     [
         *ROWS.fields,
@@ -105,15 +111,51 @@ async def test_a_task_that_runs_again_undoes_nothing_that_others_did_since(spark
     changed = frame(spark, rows(4)).withColumn("payload", F.lit('"of the run"')).toArrow().to_batches()
     seen = [int(await store.link.call("HGET", store.keys[0].fixed["meta"], "sequence"))]
     assert 4 == enqueue_rows(options, 1, iter(changed), "4/1", seen).replaced
+    # Whether the job has changed since the run began tells repeats: what bulk writers send is not remembered.
+    assert [[], []] == await remembered(queue)
     await store.enqueue(Order(keys[0], b'"theirs"', delay_ms=60_000, on_conflict="replace"))
     await store.cancel([keys[1]])
     await store.reschedule(keys[2], delay_ms=90_000)
-    before = await queue.everything()
+    before, others = await queue.everything(), await remembered(queue)
+    assert others != [[], []]
     again = enqueue_rows(options, 1, iter(changed), "4/1", seen)
     # One that is only cancelled still is what the run made of it: the task is told so once more.
     assert (2, 2) == (again.rejected, again.replaced)
     assert ["the job was changed by others since the run began"] * 2 == again.examples["rejected"]
     assert before == await queue.everything()
+    assert others == await remembered(queue)
+
+
+@pytest.mark.long  # a Spark of its own: tasks of the one that tests share have one try
+async def test_a_task_that_spark_tries_again_makes_each_job_once(spark_conf, queue, tmp_path):
+    words = (queue.url, queue.namespace, str(tmp_path / "rejects"), json.dumps(spark_conf))
+    done = subprocess.run(
+        [sys.executable, RETRIED, *words],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stderr
+    assert "the first try fails" in done.stderr, done.stderr
+    # The one that others replaced is theirs; the others are what the run made, the cancelled one, too.
+    assert [59, 0, 0, 1] == json.loads(done.stdout.splitlines()[-1])
+    jobs = await Views(queue.store).get_many([JobKey("mail", row[0]) for row in rows(60)])
+    assert b'"theirs"' == jobs[0].payload
+    assert [JobState.cancelled] == [job.state for job in jobs if job.state is not JobState.scheduled]
+    assert "r1" == next(job.id for job in jobs if job.state is JobState.cancelled)
+    assert 60 == len((await queue.content("jobs"))[0])
+    # Two calls of others, and none of the task's.
+    assert [2, 0] == [len(nonces) for nonces in await remembered(queue)]
+
+
+async def remembered(queue) -> list[list[bytes]]:
+    """
+    The requests that the first shard remembers, of these minutes and of those before.
+    """
+    fixed, call = queue.store.keys[0].fixed, queue.store.link.call
+    return [sorted(await call("HKEYS", fixed[name])) for name in ("requests", "old_requests")]
 
 
 async def test_replace_replaces_what_differs_and_only_that(spark, queue):

@@ -88,14 +88,15 @@ def raw(server: Server) -> Iterator[redis.Redis]:
 @pytest.fixture
 def look(raw: redis.Redis, store: Store) -> Callable[..., snapshot.Snapshot]:
     """
-    Everything that the shard holds for some topics, checked: each job is in exactly one place.
+    Everything that all shards hold for some topics, checked: each job is in exactly one place.
     """
 
     def look(*topics: str, check: bool = True) -> snapshot.Snapshot:
-        shard = snapshot.take(raw, store.keys[0], topics or ("mail",))
+        shards = [snapshot.take(raw, keys, topics or ("mail",)) for keys in store.keys]
         if check:
-            snapshot.check(shard)
-        return shard
+            for shard in shards:
+                snapshot.check(shard)
+        return snapshot.merged(shards)
 
     return look
 
@@ -106,7 +107,7 @@ def chance(monkeypatch: pytest.MonkeyPatch) -> random.Random:
     The turns of topics and lanes follow from the nonces of claims: here the same ones in each run.
     """
     drawn = random.Random(13)  # a test, and no secret
-    monkeypatch.setattr("duly.store.leasing.new_nonce", lambda: drawn.randbytes(8))
+    monkeypatch.setattr("duly.store.claims.new_nonce", lambda: drawn.randbytes(8))
     return drawn
 
 

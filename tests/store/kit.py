@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from duly.connection import Link
+from duly.connection import Link, Tries
 from duly.job import JobKey, Order
 from duly.store import Want
+from tests.shards import claim_all, recover_all
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -29,8 +30,11 @@ async def enqueue(store: Store, id_: str, topic: str = "mail", **options: Any) -
 async def claim(
     store: Store, *topics: str, worker: str = "w1", limit: int = 10, free: int | None = None, **options: Any
 ) -> list[Lease]:
+    """
+    Claim from all shards, the first first.
+    """
     wants = [Want(topic, limit if free is None else free, 60_000) for topic in topics or ("mail",)]
-    return (await store.claim(0, wants, worker=worker, limit=limit, **options)).leases
+    return await claim_all(store, wants, worker=worker, limit=limit, **options)
 
 
 def ids(leases: Sequence[Lease]) -> list[str]:
@@ -51,7 +55,7 @@ async def crash(store: Store, clock: TestClock, *topics: str) -> list[Lease]:
     """
     leases = await claim(store, *topics)
     clock.advance(s=16)
-    await store.recover(0)
+    await recover_all(store)
     return leases
 
 
@@ -67,16 +71,24 @@ class LossyLink(Link):
     resend: tuple[str, Sequence[str], Sequence[Any]] | None = None  #: sent once more instead of the next call
 
     async def run(
-        self, name: str, keys: Sequence[str], args: Sequence[Any], *, again: Sequence[Any] | None = None
+        self,
+        name: str,
+        keys: Sequence[str],
+        args: Sequence[Any],
+        *,
+        again: Sequence[Any] | None = None,
+        tries: Tries | None = None,
     ) -> Any:
         if self.resend:
             (sent, keys, again), self.resend = self.resend, None
             assert sent == name
         else:
             self.last = (name, keys, again or args)
-            self.lost = await super().run(name, keys, args, again=again)
+            self.lost = await super().run(name, keys, args, again=again, tries=tries)
             if not self.lose:
                 return self.lost
+        if tries is not None:
+            tries.maybe_ran = True
         if self.between and (done := self.between()) is not None:
             await done
         return await super().run(name, keys, again or args)

@@ -45,6 +45,8 @@ class Row:
     progress: bytes = b""
     expires: int = 0
     stub: bool = False
+    awaited: bool = False
+    gone: bool = False  #: there was a result, which was not kept
     half: int = 0  #: of the group that it crashed with last
     timed: bool = False  #: whether the record itself knows the due time
 
@@ -113,8 +115,10 @@ class Model:
         if (not old or old.state >= JobState.running) and waiting >= self.limits.get(topic, 1_000_000):
             return "full", None
         state = JobState.ready if due == self.now else JobState.scheduled
-        timed = old is not None or state is JobState.ready or _asks(order)
-        row = self.rows[order.key] = Row(order, state, due, expires=order.expires_ms, timed=timed)
+        awaited = order.awaited or (old is not None and old.awaited)
+        timed = old is not None or state is JobState.ready or _asks(order) or order.awaited
+        row = Row(order, state, due, expires=order.expires_ms, timed=timed, awaited=awaited)
+        self.rows[order.key] = row
         return ("replaced" if old else "created"), row
 
     def due(self, topics: Collection[str]) -> list[Row]:
@@ -269,7 +273,7 @@ class Model:
             return "gone"
         if not row.state.ended:
             return "conflict"
-        again = Row(row.order, JobState.ready, self.now, timed=True)
+        again = Row(row.order, JobState.ready, self.now, timed=True, awaited=row.awaited)
         self.rows[key] = again
         return "ok"
 
@@ -290,6 +294,7 @@ class Model:
             counts = promise.attempts, promise.crashes
             row = Row(order, state, order.due_ms, promise.revision, *counts, expires=order.expires_ms)
             row.timed = old is not None or state is JobState.ready or any(counts) or _asks(order)
+            row.awaited = old is not None and old.awaited
             self.rows[order.key] = row
             return word
         if not old:
@@ -322,9 +327,12 @@ class Model:
         keep_ms = DEAD_MS if state is JobState.dead else DONE_MS
         if state is not JobState.dead and row.order.retain_s is not None:
             keep_ms = row.order.retain_s * 1000
-        if state is not JobState.dead and keep_ms < STUB_MS:
-            keep_ms, row.outcome, row.stub = STUB_MS, b"", True
-        row.keep = self.now + keep_ms
+        if keep_ms == 0:
+            row.stub = True
+            if not row.awaited:
+                row.gone = state is JobState.succeeded and outcome != b""
+                row.outcome = b""
+        row.keep = self.now + max(keep_ms, STUB_MS)
 
 
 def _asks(order: Order) -> bool:

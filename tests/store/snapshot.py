@@ -5,9 +5,9 @@ Everything that a shard holds, read behind the store's back, and what must be tr
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import redis
 
@@ -48,6 +48,7 @@ class Snapshot:
     streams: dict[tuple[str, Lane], dict[int, str]]  #: number of each entry -> member
     replies: dict[str, tuple[str, int, JobState, bytes]]  #: line -> member, revision, state, outcome
     lines: frozenset[str]
+    reply_sizes: dict[str, int]  #: line -> what it weighs, by the definition of lib/replies.lua
 
     def weight(self, member: str) -> int:
         """
@@ -83,7 +84,8 @@ def take(client: redis.Redis, keys: ShardKeys, topics: Sequence[str]) -> Snapsho
     next_due, leases, done, dead = (_scores(next(found)) for _ in range(4))
     ready_topics = frozenset(topic.decode() for topic in next(found))
     events = next(found)
-    replies = dict(_reply(*entry) for entry in next(found))
+    told = list(next(found))
+    replies, reply_sizes = dict(_reply(*entry) for entry in told), dict(_size(*entry) for entry in told)
     lines = frozenset(line.decode() for line in next(found))
     wakes: dict[str, int] = {}
     due: dict[str, int] = {}
@@ -92,7 +94,7 @@ def take(client: redis.Redis, keys: ShardKeys, topics: Sequence[str]) -> Snapsho
         wakes[topic] = next(found)
         due |= _scores(next(found))
         for lane in Lane:
-            streams[topic, lane] = {_number(entry): fields[1].decode() for entry, fields in next(found)}
+            streams[topic, lane] = {_number(entry): about[1].decode() for entry, about in next(found)}
     return Snapshot(
         jobs,
         {member: job_of(record) for member, record in jobs.items()},
@@ -118,13 +120,65 @@ def take(client: redis.Redis, keys: ShardKeys, topics: Sequence[str]) -> Snapsho
         streams,
         replies,
         lines,
+        reply_sizes,
     )
 
 
-def _reply(entry: bytes, fields: list[bytes]) -> tuple[str, tuple[str, int, JobState, bytes]]:
-    head, _ = head_of(fields[5])
-    line = f"{fields[1].decode()} {_number(entry):016d}"
-    return line, (fields[3].decode(), head.revision, head.state, fields[7])
+def merged(shards: Sequence[Snapshot]) -> Snapshot:
+    """
+    What several shards hold together; of what each has for itself, the names begin with its number.
+    """
+    if len(shards) == 1:
+        return shards[0]
+    joined: dict[str, Any] = {}
+    for field in fields(Snapshot):
+        parts = [getattr(shard, field.name) for shard in shards]
+        match field.name:
+            case "events":
+                joined[field.name] = sum(parts)
+            case "ready_topics":
+                joined[field.name] = frozenset().union(*parts)
+            case "lines":
+                joined[field.name] = frozenset(
+                    f"{at}:{line}" for at, lines in enumerate(parts) for line in lines
+                )
+            case "meta" | "replies":
+                joined[field.name] = {
+                    f"{at}:{name}": value for at, part in enumerate(parts) for name, value in part.items()
+                }
+            case "topics" | "wakes":
+                joined[field.name] = dict(sum(map(Counter, parts), Counter()))
+            case "next_due":
+                topics = {topic for part in parts for topic in part}
+                joined[field.name] = {
+                    topic: min(part[topic] for part in parts if topic in part) for topic in topics
+                }
+            case "streams":
+                joined[field.name] = {
+                    name: {
+                        (at, number): member
+                        for at, part in enumerate(parts)
+                        for number, member in part[name].items()
+                    }
+                    for name in parts[0]
+                }
+            case _:
+                joined[field.name] = {member: value for part in parts for member, value in part.items()}
+    return Snapshot(**joined)
+
+
+def _reply(entry: bytes, about: list[bytes]) -> tuple[str, tuple[str, int, JobState, bytes]]:
+    head, _ = head_of(about[5])
+    return _line(entry, about), (about[3].decode(), head.revision, head.state, about[7])
+
+
+def _size(entry: bytes, about: list[bytes]) -> tuple[str, int]:
+    name, member, head, outcome = about[1::2]
+    return _line(entry, about), 2 * len(name) + len(member) + len(head) + len(outcome) + 250
+
+
+def _line(entry: bytes, about: list[bytes]) -> str:
+    return f"{about[1].decode()} {_number(entry):016d}"
 
 
 def job_of(record: bytes) -> SimpleNamespace:
@@ -133,8 +187,8 @@ def job_of(record: bytes) -> SimpleNamespace:
     """
     whole = read(record)
     head = whole.head
-    fields = head._asdict() | whole._asdict() | {"state": head.state, "lane": head.lane, "apart": whole.apart}
-    return SimpleNamespace(**fields)
+    about = head._asdict() | whole._asdict() | {"state": head.state, "lane": head.lane, "apart": whole.apart}
+    return SimpleNamespace(**about)
 
 
 def _scores(found: list[bytes]) -> dict[str, int]:
@@ -208,10 +262,6 @@ def check_sizes(shard: Snapshot) -> None:
     assert apart - shard.quarantine.keys() == shard.bodies.keys() - shard.quarantine.keys()
     assert shard.outcomes.keys() <= shard.jobs.keys()
     assert shard.replies.keys() == shard.lines
-    sizes = [
-        2 * line.index(" ") + len(member) + 81 + len(outcome) + 250
-        for line, (member, _, _, outcome) in shard.replies.items()
-    ]
-    assert sum(sizes) == int(shard.meta.get("reply_bytes", "0"))
+    assert sum(shard.reply_sizes.values()) == int(shard.meta.get("reply_bytes", "0"))
     assert shard.progress.keys() <= {m for m, job in shard.jobs.items() if job.state is JobState.running}
     assert all(tokens <= 16 for tokens in shard.wakes.values())

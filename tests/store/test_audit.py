@@ -4,14 +4,17 @@ The auditor: whatever disagrees with the records is mended, a little at a time, 
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from duly.due import SCANNED_AT_ONCE, counted_topics, scheduled_topics
 from duly.ids import new_request
 from duly.job import JobState, Lane
 from duly.namespace import create
-from duly.services.auditor import STEP, STEPS, Auditor
+from duly.services.auditor import PACE_S, STEP, STEPS, Auditor
 from duly.store import Promise, Store
-from tests.store.kit import claim, enqueue, index_of, key, order
+from tests.store.kit import claim, crash, enqueue, index_of, key, order
 
 
 @pytest.fixture
@@ -274,6 +277,34 @@ async def test_a_step_looks_at_a_bounded_number_of_jobs(store, raw, look):
     look()
 
 
+async def test_no_read_of_an_audit_or_a_list_grows_with_the_topics(store, monkeypatch):
+    topics = [f"t{number:05}" for number in range(3_000)]
+    # The last one is due first.
+    await store.enqueue_many([order("a", topic, delay_ms=60_000 - at) for at, topic in enumerate(topics)])
+    sizes = []
+    call = store.link.call
+
+    async def noted(*words, **options):
+        reply = await call(*words, **options)
+        if words[0] in {"ZSCAN", "HSCAN"}:
+            sizes.append(len(reply[1]) / 2)
+        elif isinstance(reply, list):
+            sizes.append(len(reply))
+        return reply
+
+    monkeypatch.setattr(store.link, "call", noted)
+    [keys] = store.keys
+    assert topics[::-1] == await scheduled_topics(store.link, keys)
+    found = [names async for names in counted_topics(store.link, keys)]
+    assert set(topics) == set.union(*found)
+    steps = Auditor(store)._walk()
+    for _ in range(100):
+        await anext(steps)
+    # A scan may return a few more than it was asked for.
+    assert max(sizes) <= 1.5 * SCANNED_AT_ONCE
+    assert len(sizes) > 20
+
+
 async def test_only_the_one_that_leads_audits(store, raw, look):
     await store.enqueue_many([order(str(at), delay_ms=10) for at in range(3)])
     raw.delete(index_of(store, "due"))
@@ -300,6 +331,28 @@ async def test_a_pass_that_has_begun_is_paced_and_then_it_rests(store):
     assert 15.0 == auditor.every_s
 
 
+@pytest.mark.parametrize("jobs", [4_000, pytest.param(100_000, marks=pytest.mark.long)])
+async def test_a_hundred_thousand_jobs_that_are_kept_are_walked_within_minutes(store, raw, jobs):
+    # How often it goes a step and how long it rests is set; how many steps so many jobs take is seen.
+    retained, minutes = 100_000, 5
+    await store.enqueue_many([order(f"{at:05}") for at in range(jobs)])
+    while leases := await claim(store, limit=1_000):
+        await asyncio.gather(*[store.ack(lease) for lease in leases])
+    assert jobs == raw.zcard(index_of(store, "done"))
+    done, broken = index_of(store, "done"), "mail/00007"
+    assert 1 == raw.zrem(done, broken)
+    auditor = Auditor(store)
+    gos = 0
+    while gos == 0 or auditor.every_s == PACE_S:
+        await auditor.run_once()
+        gos += 1
+    assert raw.zscore(done, broken) is not None
+    assert gos * PACE_S * retained / jobs <= minutes * 60
+    # It comes back soon, too, and nothing of that costs the others much.
+    assert auditor.every_s <= 15
+    assert STEP * STEPS / PACE_S <= 1_000
+
+
 async def test_an_audit_that_failed_begins_anew(jobs, raw):
     auditor = Auditor(jobs)
     audit, jobs.audit = jobs.audit, None
@@ -319,3 +372,44 @@ async def test_every_shard_is_audited(link, namespace, clock, raw):
     for keys in store.keys:
         raw.delete(keys.due("mail"))
     assert [30, 0] == await passes(store)
+
+
+@pytest.mark.several_shards
+@pytest.mark.parametrize("lane", [Lane.normal, Lane.low, Lane.callback])
+async def test_a_ready_job_that_nobody_started_in_time_is_cancelled(store, views, clock, look, lane):
+    for id_ in ("a", "b", "c"):
+        await enqueue(store, id_, expires_ms=clock.now_ms + 1_000, lane=lane)
+    await enqueue(store, "later", expires_ms=clock.now_ms + 60_000, lane=lane)
+    clock.advance(ms=1_000)
+    await Auditor(store).run_pass()
+    assert [JobState.ready] * 4 == [(await views.get(key(id_))).state for id_ in ("a", "b", "c", "later")]
+    clock.advance(ms=1)
+    assert 0 == await Auditor(store).run_pass(), "nothing was wrong"
+    for id_ in ("a", "b", "c"):
+        job = await views.get(key(id_))
+        assert (JobState.cancelled, b'{"type":"expired"}', 0) == (job.state, job.outcome, job.attempts)
+    before = look()
+    assert 0 == await Auditor(store).run_pass()
+    assert before == look()
+    [stats] = (await views.stats()).topics
+    assert (1, 3) == (stats.counts["ready"], stats.counts["cancelled"])
+
+
+async def test_it_is_cancelled_in_a_paused_topic_as_well_as_one_that_crashed(store, views, clock):
+    await enqueue(store, "crashed", expires_ms=clock.now_ms + 20_000)
+    await crash(store, clock)
+    await store.pause("mail")
+    await enqueue(store, "paused", expires_ms=clock.now_ms + 1_000)
+    clock.advance(s=5)
+    await Auditor(store).run_pass()
+    assert [JobState.cancelled] * 2 == [(await views.get(key(id_))).state for id_ in ("crashed", "paused")]
+    await store.resume("mail")
+    assert [] == await claim(store)
+
+
+async def test_a_running_job_is_not_cancelled_when_it_expires(store, views, clock):
+    await enqueue(store, "a", expires_ms=clock.now_ms + 1_000)
+    await claim(store)
+    clock.advance(s=2)
+    await Auditor(store).run_pass()
+    assert JobState.running is (await views.get(key("a"))).state

@@ -8,6 +8,7 @@ import pytest
 
 from duly.job import JobState, Lane
 from duly.services.auditor import Auditor
+from tests.shards import fixed_of, one_id_on_each
 from tests.store import snapshot
 from tests.store.kit import claim, enqueue, key
 
@@ -123,25 +124,31 @@ async def test_a_lost_entry_is_mended_into_its_lane(store, server):
     assert ([], ["c"]) == await both(store)
 
 
+@pytest.mark.several_shards
 async def test_a_paused_topic_delivers_nothing(store, server):
     await call(store)
     await store.pause("mail")
     assert ([], []) == await both(store)
     with snapshot.client_of(server.socket) as client:
-        client.delete(store.keys[0].fixed["callbacks"])
+        tokens = fixed_of(store, "mail", "c")["callbacks"]
+        client.delete(tokens)
         await store.resume("mail")
-        assert [b"mail"] == client.lrange(store.keys[0].fixed["callbacks"], 0, -1)
+        assert [b"mail"] == client.lrange(tokens, 0, -1)
     assert ([], ["c"]) == await both(store)
 
 
+@pytest.mark.several_shards
 async def test_a_topic_with_a_callback_is_for_deliverers_only(store, clock):
-    await enqueue(store, "before", lane=Lane.low)
+    before, after = (one_id_on_each(store, "mail", prefix) for prefix in ("before", "after"))
+    for id_ in before:
+        await enqueue(store, id_, lane=Lane.low)
     await store.set_callback("mail", URL)
-    await enqueue(store, "after", delay_ms=100)
+    for id_ in after:
+        await enqueue(store, id_, delay_ms=100)
     await call(store)
     clock.advance(ms=100)
     assert [] == await taken(store, callbacks=False)
-    assert {"before", "after", "c"} == set(await taken(store, callbacks=True))
+    assert {*before, *after, "c"} == set(await taken(store, callbacks=True))
 
 
 async def test_suspects_of_such_a_topic_are_for_deliverers_and_isolated_ones_run_alone_there(store, clock):
@@ -157,11 +164,14 @@ async def test_suspects_of_such_a_topic_are_for_deliverers_and_isolated_ones_run
     assert [Lane.isolated] == [lease.lane for lease in await claim(store, callbacks=True)]
 
 
+@pytest.mark.several_shards
 async def test_without_its_callback_a_topic_is_the_workers_again(store):
     await store.set_callback("mail", URL)
-    await enqueue(store, "a")
+    ids = one_id_on_each(store, "mail")
+    for id_ in ids:
+        await enqueue(store, id_)
     await store.set_callback("mail", None)
-    assert ["a"] == await taken(store, callbacks=False)
+    assert ids == await taken(store, callbacks=False)
 
 
 async def test_deliverers_are_woken_by_the_name_of_the_topic_and_workers_are_not(store, clock, server):

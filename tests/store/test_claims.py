@@ -20,10 +20,12 @@ KIB = 1024
 # -- how many ---------------------------------------------------------------------------------------------
 
 
-async def test_a_claim_takes_no_more_than_the_free_slots_of_each_topic(store, look):
+@pytest.mark.parametrize("delay_ms", [0, 10])
+async def test_a_claim_takes_no_more_than_the_free_slots_of_each_topic(store, look, clock, delay_ms):
     for at in range(5):
         for topic in ("a", "b", "c"):
-            await enqueue(store, str(at), topic)
+            await enqueue(store, str(at), topic, delay_ms=delay_ms)
+    clock.advance(ms=10)
     wants = [Want("a", 1, 60_000), Want("b", 3, 60_000), Want("c", 9, 60_000)]
     leases = (await store.claim(0, wants, worker="w")).leases
     assert {"a": 1, "b": 3, "c": 5} == Counter(lease.key.topic for lease in leases)

@@ -10,9 +10,12 @@ import pytest
 
 from duly.events import Event, Offset, Verb
 from duly.feed import EventsLost, Feed
+from duly.glance import glance
 from duly.job import JobState, Lane
 from duly.namespace import create
 from duly.store import Keeping, Store
+from duly.views import Views
+from tests.shards import ids_on, one_id_on_each
 from tests.store.kit import claim, enqueue, key, order
 
 
@@ -85,6 +88,23 @@ async def test_every_verb_tells_what_it_did_to_which_job(store, feed, clock):
         ("resumed", ""),
     ]
     assert [(verb, "a") for verb in story.split()] + ends == await told(feed)
+
+
+@pytest.mark.several_shards
+async def test_a_pause_of_all_shards_is_told_once_also_if_it_stopped_half_way(store, feed):
+    async def verbs():
+        shards = [(await feed.read(shard, None))[1] for shard in range(store.shards)]
+        return [event.verb for events in shards for event in events]
+
+    await store._begin("mail", "pause", None)
+    assert [] == await verbs()
+    await store.pause("mail")
+    await store.pause("mail")
+    assert ["paused"] == await verbs()
+    await store._begin("mail", "resume", None)
+    assert ["paused"] == await verbs()
+    await store.resume("mail")
+    assert ["paused", "resumed"] == await verbs()
 
 
 async def test_what_changed_nothing_tells_nothing(store, feed, clock):
@@ -312,6 +332,23 @@ async def test_fill_says_how_full_the_stream_is(small):
     await feed.commit("c", 0, await feed.last(0))
     await feed.trim(0)
     assert 0.05 == await feed.fill(0)
+
+
+@pytest.mark.several_shards
+async def test_news_of_every_shard_are_heard(store, feed):
+    for shard, id_ in enumerate(one_id_on_each(store, "mail")):
+        after = [await feed.last(each) for each in range(store.shards)]
+        await enqueue(store, id_)
+        assert {shard} == await feed.news(after, 20)
+
+
+@pytest.mark.several_shards
+async def test_the_fullest_stream_counts(link, namespace, shards, clock):
+    await create(link, namespace, shards, clock="test", max_event_rows=20)
+    store = Store(link, namespace=namespace, shards=shards, now=clock)
+    for id_ in ids_on(store, "mail", shards - 1, 10):
+        await enqueue(store, id_)
+    assert 0.5 == (await glance(store, Views(store))).fill
 
 
 async def test_a_lower_bound_is_reached_step_by_step(link, store, namespace):

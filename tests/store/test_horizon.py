@@ -8,8 +8,21 @@ import pytest
 
 from duly.errors import Conflict, JobNotFound
 from duly.job import JobKey, JobState, Lane, Order
+from duly.namespace import create
 from duly.records import head_of
-from duly.store import Keeping, Want
+from duly.store import Keeping, Store, Want
+from tests.shards import (
+    claim_all,
+    fixed_of,
+    ids_on,
+    on_all,
+    one_id_on_each,
+    promote_all,
+    prune_all,
+    shard_of,
+)
+
+pytestmark = pytest.mark.several_shards
 
 TOPIC = "mail"
 
@@ -27,7 +40,7 @@ async def cold(store):
     """
     A namespace that has a table of far-future jobs.
     """
-    await store.link.call("HSET", store.keys[0].fixed["meta"], "horizon", "table")
+    await on_all(store, "meta", "HSET", "horizon", "table")
     return store
 
 
@@ -49,13 +62,13 @@ async def test_a_job_is_taken_once_and_keeps_its_due_time(cold, views, clock, lo
 async def test_what_is_past_is_ready_at_once_and_late_since_it_was_due(cold, views, clock, look):
     await cold.thaw([order("a", clock.now_ms - 5_000, b"x" * 3_000)], 1)
     look()
-    [lease] = (await cold.claim(0, [Want(TOPIC, 1, 60_000)], worker="w")).leases
+    [lease] = await claim_all(cold, [Want(TOPIC, 1, 60_000)], worker="w")
     assert (clock.now_ms - 5_000, b"x" * 3_000) == (lease.floor_ms, lease.payload)
 
 
 async def test_an_event_tells_where_the_job_came_from(cold, feed, clock):
     await cold.thaw([order("a", clock.now_ms + 1)], 1)
-    _, events = await feed.read(0, None, 10)
+    _, events = await feed.read(shard_of(cold, TOPIC, "a"), None, 10)
     assert [("enqueued", "a", "hydrated")] == [(each.verb, each.id, each.reason) for each in events]
 
 
@@ -69,18 +82,15 @@ async def test_a_job_that_the_queue_knows_is_kept_whatever_its_state(cold, views
 
 
 async def test_a_pass_that_runs_again_takes_nothing_that_ended_and_was_pruned_meanwhile(
-    link, namespace, clock, views
+    link, namespace, shards, clock, views
 ):
-    from duly.namespace import create
-    from duly.store import Store
-
-    await create(link, namespace, 1, clock="test")
-    store = Store(link, namespace=namespace, now=clock, keeping=Keeping(done_ms=0))
+    await create(link, namespace, shards, clock="test")
+    store = Store(link, namespace=namespace, shards=shards, now=clock, keeping=Keeping(done_ms=0))
     await store.thaw([order("a", clock.now_ms)], 1)
-    [lease] = (await store.claim(0, [Want(TOPIC, 1, 60_000)], worker="w")).leases
+    [lease] = await claim_all(store, [Want(TOPIC, 1, 60_000)], worker="w")
     await store.ack(lease)
     clock.advance(s=3_600)
-    assert (1, False) == await store.prune(0)
+    assert (1, False) == await prune_all(store)
     assert ["kept"] == await store.thaw([order("a", clock.now_ms)], 1)
     # Committed: the table does not offer the row again, and the same id is another job.
     await store.settle(1)
@@ -90,10 +100,27 @@ async def test_a_pass_that_runs_again_takes_nothing_that_ended_and_was_pruned_me
 
 
 async def test_an_attempt_at_a_pass_that_is_over_takes_nothing(cold, views, clock):
-    await cold.thaw([order("a", clock.now_ms + 1)], 2)
-    with pytest.raises(Conflict, match="pass 1 is over"):
-        await cold.thaw([order("b", clock.now_ms + 1)], 1)
-    assert None is await views.get(key("b"))
+    for shard in range(cold.shards):
+        first, second = ids_on(cold, TOPIC, shard, 2)
+        await cold.thaw([order(first, clock.now_ms + 1)], 2)
+        with pytest.raises(Conflict, match="pass 1 is over"):
+            await cold.thaw([order(second, clock.now_ms + 1)], 1)
+        assert None is await views.get(key(second))
+
+
+async def test_a_pass_that_is_over_is_over_on_every_shard(cold, views, clock):
+    first, *others = one_id_on_each(cold, TOPIC)
+    await cold.thaw([order(first, clock.now_ms + 1)], 1)
+    await cold.settle(1)
+    for id_ in others:
+        with pytest.raises(Conflict, match="pass 1 is over"):
+            await cold.thaw([order(id_, clock.now_ms + 1)], 1)
+        assert None is await views.get(key(id_))
+
+
+async def test_a_revision_of_a_far_future_job_that_has_not_come_is_not_cancelled(cold, clock):
+    assert [None] == await cold.cancel([key("a")], revision=7)
+    assert ["created"] == await cold.thaw([order("a", clock.now_ms + 1)], 1)
 
 
 async def test_a_far_future_job_can_be_cancelled_before_it_comes(cold, views, clock):
@@ -105,8 +132,12 @@ async def test_a_far_future_job_can_be_cancelled_before_it_comes(cold, views, cl
 
 
 async def replies_of(store, name: str) -> list[tuple[bytes, JobState, bytes]]:
-    _, taken = await store.reply_take(0, name, 10, lease_ms=1_000)
-    return [(member, head_of(head)[0].state, outcome) for _, member, head, outcome in taken]
+    told = [await store.reply_take(shard, name, 10, lease_ms=1_000) for shard in range(store.shards)]
+    return [
+        (member, head_of(head)[0].state, outcome)
+        for _, taken, _ in told
+        for _, member, head, outcome in taken
+    ]
 
 
 @pytest.mark.parametrize("wait_ms", [0, 5_000])
@@ -121,8 +152,8 @@ async def test_who_asked_for_a_reply_gets_it_from_a_far_future_job(cold, views, 
         (await views.get(key("a"))).due_ms,
     )
     clock.advance(ms=wait_ms)
-    await cold.promote(0)
-    [lease] = (await cold.claim(0, [Want(TOPIC, 1, 60_000)], worker="w")).leases
+    await promote_all(cold)
+    [lease] = await claim_all(cold, [Want(TOPIC, 1, 60_000)], worker="w")
     assert b"x" * 3_000 == lease.payload
     await cold.ack(lease, b'"done"')
     assert [(b"mail/a", JobState.succeeded, b'"done"')] == await replies_of(cold, "answers")
@@ -133,7 +164,7 @@ async def test_a_far_future_job_that_comes_early_tells_its_end_as_well(cold, clo
     await cold.reschedule(key("a"), due_ms=clock.now_ms)
     far = order("a", clock.now_ms + 10**9, envelope=b'{"reply_to":"answers"}')
     assert ["created"] == await cold.thaw([far], 1, early=True)
-    [lease] = (await cold.claim(0, [Want(TOPIC, 1, 60_000)], worker="w")).leases
+    [lease] = await claim_all(cold, [Want(TOPIC, 1, 60_000)], worker="w")
     await cold.bury(lease, b'"no"')
     assert [(b"mail/a", JobState.dead, b'"no"')] == await replies_of(cold, "answers")
 
@@ -166,7 +197,7 @@ async def test_a_job_that_was_rescheduled_to_an_earlier_time_comes_early_and_onl
     assert ["kept"] == await cold.thaw([order("a", far)], 1, early=True)
     # Long gone when its own time comes.
     await cold.settle(1)
-    await cold.link.call("HDEL", cold.keys[0].fixed["jobs"], "mail/a")
+    await cold.link.call("HDEL", fixed_of(cold, TOPIC, "a")["jobs"], "mail/a")
     assert [None] == await cold.cancel([key("a")])
     with pytest.raises(JobNotFound):
         await cold.reschedule(key("a"), delay_ms=1)
@@ -199,5 +230,5 @@ async def test_changes_are_forgotten_unless_they_were_made_anew(cold):
     await cold.cancel([key("a")])
     await cold.reschedule(key("b"), due_ms=2_000_000)
     assert 1 == await cold.settle(1, [(key("a"), b"cancelled"), (key("b"), b"due 7")])
-    left = await cold.link.call("HGETALL", cold.keys[0].fixed["overrides"])
+    left = await cold.link.call("HGETALL", fixed_of(cold, TOPIC, "b")["overrides"])
     assert [b"mail/b", b"due 2000000"] == left

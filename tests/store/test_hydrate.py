@@ -8,11 +8,15 @@ import asyncio
 
 import pytest
 
+from duly.codec import Envelope, encode_envelope
 from duly.errors import LeaseLost, QueueFull, StoreUnavailable
 from duly.ids import new_request
 from duly.job import JobState, Lane
 from duly.store import Hydrated, Keeping, Promise, Store
+from tests.shards import fixed_of, on_all, prune_all, shard_of
 from tests.store.kit import claim, enqueue, key, order
+
+pytestmark = pytest.mark.several_shards
 
 NOW = 1_000_000
 OPEN = (JobState.scheduled, JobState.ready, JobState.running)
@@ -144,7 +148,7 @@ async def test_a_running_job_is_told_to_stop_when_its_place_is_taken(store, link
     heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def listen() -> None:
-        async for channel, message in link.listen(store.keys[0].fixed["stop"]):
+        async for channel, message in link.listen(fixed_of(store, "mail", "a")["stop"]):
             if channel:
                 heard.set_result(message)
                 return
@@ -169,7 +173,7 @@ async def test_no_limit_refuses_what_was_promised(store):
 async def test_a_body_kept_apart_goes_with_the_revision_that_had_it(store, raw, look):
     await store.hydrate([promise("a", 5, payload=b"1" * 2_000)])
     await store.hydrate([promise("a", 6, payload=b"1")])
-    assert 0 == raw.hlen(store.keys[0].fixed["bodies"])
+    assert 0 == raw.hlen(fixed_of(store, "mail", "a")["bodies"])
     look()
 
 
@@ -185,8 +189,8 @@ async def test_any_number_is_hydrated_over_all_shards_in_their_order(link, names
 
 async def test_jobs_of_the_record_wake_timers_and_workers(store, raw):
     await store.hydrate([promise("a", 5, NOW), promise("b", 6)])
-    assert 1 == raw.llen(store.keys[0].wake("mail"))
-    told = [fields[1] for _, fields in raw.xrange(store.keys[0].fixed["timer"])]
+    assert 1 == sum(raw.llen(keys.wake("mail")) for keys in store.keys)
+    told = [fields[1] for keys in store.keys for _, fields in raw.xrange(keys.fixed["timer"])]
     assert {b"", b"mail %d" % promise("b", 6).order.due_ms} == set(told)
 
 
@@ -217,7 +221,7 @@ async def test_what_is_forgotten_leaves_nothing_behind_in_any_state(store, look,
     assert {} == after.bodies == after.outcomes
     assert [False] == await store.forget([(key("a"), 5)])
     if state is JobState.running:
-        assert [False] == await store.extend(0, [lease])
+        assert [False] == await store.extend(lease.shard, [lease])
 
 
 async def test_a_later_revision_is_not_forgotten(store, look):
@@ -237,12 +241,19 @@ async def test_prune_spares_what_the_record_has_not_confirmed(store, raw, clock,
         await (store.bury(lease) if id_ == "c" else store.ack(lease))
         clock.advance(s=10)
     clock.advance(s=3_600)
-    meta = store.keys[0].fixed["meta"]
-    raw.hset(meta, "recorded_ms", NOW + 10_000)
-    assert (1, False) == await store.prune(0)
+    await on_all(store, "meta", "HSET", "recorded_ms", NOW + 10_000)
+    assert (1, False) == await prune_all(store)
     assert {"mail/b", "mail/c"} == look().jobs.keys()
-    raw.hset(meta, "recorded_ms", NOW + 20_001)
-    assert (2, False) == await store.prune(0)
+    await on_all(store, "meta", "HSET", "recorded_ms", NOW + 20_001)
+    assert (2, False) == await prune_all(store)
+    look()
+
+
+async def test_a_trace_of_a_cancelled_row_has_its_envelope_and_no_payload(store, views, look):
+    envelope = encode_envelope(Envelope(context={"by": "ada"}))
+    await store.hydrate([promise("a", 7, NOW, envelope=envelope, cancelled=True)])
+    job = await views.get(key("a"))
+    assert (JobState.cancelled, b"", {"by": "ada"}) == (job.state, job.payload, job.envelope.context)
     look()
 
 
@@ -255,7 +266,7 @@ async def test_who_asked_for_a_reply_gets_it_from_a_job_of_the_record(store, can
     await store.hydrate([promise("a", 7, NOW, envelope=envelope, cancelled=cancelled)])
     for lease in await claim(store):
         await store.ack(lease, b'"done"')
-    _, taken = await store.reply_take(0, "answers", 10, lease_ms=1_000)
+    _, taken, _ = await store.reply_take(shard_of(store, "mail", "a"), "answers", 10, lease_ms=1_000)
     assert [b"mail/a"] == [member for _, member, _, _ in taken]
 
 
@@ -263,4 +274,5 @@ async def test_a_payload_that_looks_like_an_envelope_asks_for_no_reply(store):
     await store.hydrate([promise("a", 7, NOW, payload=b'{"reply_to":"answers"}')])
     [lease] = await claim(store)
     await store.ack(lease)
-    assert (0, []) == await store.reply_take(0, "answers", 10, lease_ms=1_000)
+    shard = shard_of(store, "mail", "a")
+    assert (0, [], False) == await store.reply_take(shard, "answers", 10, lease_ms=1_000)

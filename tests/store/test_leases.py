@@ -4,6 +4,10 @@ Leases: how long they are, and how they are extended.
 
 from __future__ import annotations
 
+import pytest
+from msgspec.structs import replace
+
+from duly.errors import LeaseLost
 from tests.store.kit import claim, enqueue, key, order
 
 
@@ -47,3 +51,17 @@ async def test_a_lease_of_another_length_ends_with_the_time_to_run(store, look, 
     assert {"mail/short": now + 20_000, "mail/long": now + 50_000} == look().leases
     assert [True, True] == await store.extend(0, leases)
     assert {"mail/short": now + 25_000, "mail/long": now + 25_000} == look().leases
+
+
+@pytest.mark.parametrize("verb", ["ack", "retry", "bury", "release", "progress"])
+async def test_a_token_of_the_same_number_from_another_past_is_refused(store, views, verb):
+    # A server that was rolled back counts to the same number again: then only the nonce tells them apart.
+    await enqueue(store, "a")
+    [lease] = await claim(store)
+    other = replace(lease, nonce=bytes(8))
+    rest = {"retry": (0,), "progress": (b"1",)}.get(verb, ())
+    with pytest.raises(LeaseLost):
+        await getattr(store, verb)(other, *rest)
+    assert [False] == await store.extend(0, [other])
+    assert "running" == (await views.get(key("a"))).state.name
+    await store.ack(lease)

@@ -4,12 +4,15 @@ At its memory limit a server takes no functions: work goes on, and new work is r
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from duly.connection import Link
 from duly.errors import StoreUnavailable
 from duly.scripts import library
 from duly.store import Store, Want
+from tests.eventually import eventually
 from tests.servers import Server, binary
 from tests.store.kit import enqueue, key, order
 
@@ -67,3 +70,35 @@ async def test_functions_are_loaded_again_once_there_is_room(full, monkeypatch):
     await enqueue(full, "new")
     [loaded] = await full.link.call("FUNCTION", "LIST")
     assert library().name.encode() in loaded
+
+
+async def test_new_work_is_accepted_soon_after_there_is_room(full, monkeypatch, caplog):
+    """
+    Long before the functions would be tried again for work that can do without.
+    """
+    monkeypatch.setattr("duly.connection.EVALUATES_S", 600.0)
+    await full.claim(0, [Want("mail", 1, 60_000)], worker="w")
+    for number in range(20):
+        with pytest.raises(StoreUnavailable, match="raise maxmemory"):
+            await enqueue(full, f"refused{number}")
+    assert 1 == caplog.text.count("jobs are claimed and finished without"), "said once"
+    await full.link.call("CONFIG", "SET", "maxmemory", "0")
+
+    async def accepted():
+        try:
+            await enqueue(full, "new")
+        except StoreUnavailable as error:
+            raise AssertionError(error) from error
+
+    await eventually(accepted)
+    assert 1 == len(await full.link.call("FUNCTION", "LIST"))
+
+
+async def test_a_full_server_is_not_flooded_with_functions(full):
+    await full.claim(0, [Want("mail", 1, 60_000)], worker="w")
+    for number in range(200):
+        with pytest.raises(StoreUnavailable):
+            await enqueue(full, f"refused{number}")
+    stats = (await full.link.call("INFO", "commandstats")).decode()
+    [loads] = re.findall(r"cmdstat_function\|load:.*rejected_calls=(\d+)", stats)
+    assert int(loads) < 100

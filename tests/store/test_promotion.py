@@ -5,12 +5,13 @@ What is due: promotion to the ready streams, and jobs that start without it.
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
 from duly.job import JobState, Lane, Order
 from duly.store import Want
-from tests.store.kit import claim, enqueue, index_of, key, order
+from tests.store.kit import claim, enqueue, ids, index_of, key, order
 
 
 async def test_a_claim_leaves_topics_alone_that_it_does_not_name(store, clock, look):
@@ -55,6 +56,33 @@ async def test_one_topics_herd_does_not_hold_up_another(store, clock, look):
     shard = look("bulk", "urgent")
     assert "urgent/now" in shard.streams["urgent", Lane.normal].values()
     assert (True, 128 > seen.moved > 60) == (seen.more, True)
+
+
+@pytest.mark.parametrize("foreign", [1, 1_000])
+async def test_no_call_walks_a_herd_before_a_job_of_another_topic(store, clock, raw, foreign):
+    herd, most = 4_000, 128
+
+    def still_scheduled() -> int:
+        flat = raw.execute_command("HGETALL", index_of(store, "topics"))
+        told = dict(zip(flat[::2], flat[1::2], strict=True))
+        return sum(int(count) for field, count in told.items() if re.fullmatch(rb"herd-.*:scheduled", field))
+
+    await store.enqueue_many([order(str(at), f"herd-{at % foreign}", delay_ms=900) for at in range(herd)])
+    await enqueue(store, "now", "urgent", delay_ms=1_000)
+    clock.advance(ms=1_000)
+    # A worker that looks by itself at the due time: its first call brings the job and moves none of the herd.
+    [lease] = (await store.claim(0, [Want("urgent", 5, 60_000)], worker="w")).leases
+    assert ("now", herd) == (lease.key.id, still_scheduled())
+    # One that serves the herd as well has its job from the first call, too, which walks no more than its cap.
+    await enqueue(store, "next", "urgent", delay_ms=1)
+    clock.advance(ms=1)
+    wants = [Want("herd-0", 5, 60_000), Want("urgent", 5, 60_000)]
+    claimed = await store.claim(0, wants, worker="w", wait_s=60)
+    assert "next" in [lease.key.id for lease in claimed.leases]
+    assert herd - most <= still_scheduled() < herd
+    # Timers move the herd in parts, none larger than it may be.
+    moves, _ = await promote_all(store, most)
+    assert (0, most) == (still_scheduled(), max(moves))
 
 
 async def test_what_falls_due_behind_a_herd_is_moved_by_the_call_after_the_next(store, clock, look):
@@ -114,6 +142,16 @@ async def test_promote_moves_the_earliest_first_and_says_when_the_next_is_due(st
     assert ["10", "20"] == [job.id for job in await views.peek("mail")]
     seen = await store.promote(0)
     assert (1, 1_000_099) == (seen.moved, seen.next_due_ms)
+
+
+async def test_a_job_that_is_due_brings_none_that_is_due_a_millisecond_later(store, clock):
+    for at in (10, 11, 20, 21):
+        await enqueue(store, str(at), delay_ms=at)
+    clock.advance(ms=10)
+    assert ["10"] == ids(await claim(store))
+    clock.advance(ms=10)
+    assert 2 == (await store.promote(0)).moved
+    assert ["11", "20"] == ids(await claim(store))
 
 
 async def test_any_number_of_timers_promotes_each_job_once(store, clock, look):

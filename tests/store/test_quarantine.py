@@ -9,7 +9,7 @@ import asyncio
 import pytest
 
 from duly import records
-from duly.errors import JobNotFound
+from duly.errors import JobNotFound, QueueFull, StoreUnavailable
 from duly.ids import new_request
 from duly.job import JobState, Lane
 from duly.record.sight import look_up
@@ -311,6 +311,113 @@ async def test_a_job_whose_envelope_cannot_be_read_stops_no_list(store, raw, vie
     found = (await views.page(JobState.ready)).jobs
     assert [("one", b"{}"), ("bad", b"{}")] == [(job.id, job.payload) for job in found]
     assert None is found[1].envelope.context
+
+
+# -- what is counted --------------------------------------------------------------------------------------
+
+
+async def put_into(store, state):
+    """
+    Three jobs in a state.
+    """
+    await three(store, delay_ms=10 if state == "scheduled" else 0)
+    if state == "cancelled":
+        await store.cancel([key(id_) for id_ in ("one", "bad", "two")])
+    elif state not in ("scheduled", "ready"):
+        for lease in await claim(store):
+            match state:
+                case "succeeded":
+                    await store.ack(lease)
+                case "dead":
+                    await store.bury(lease)
+
+
+def counted(look):
+    numbers = {name.partition(":")[2]: number for name, number in look(check=False).topics.items()}
+    return {state.name: numbers[state.name] for state in JobState if numbers.get(state.name)}
+
+
+@pytest.mark.parametrize("state", [state.name for state in JobState])
+@pytest.mark.parametrize("size", [0, 5, 14])
+async def test_a_damaged_job_that_somebody_looks_at_is_counted_no_more(
+    store, damage, aside, views, look, state, size
+):
+    await put_into(store, state)
+    left = damage(size=size)
+    for _ in range(2):
+        assert None is await views.get(key("bad"))
+        assert ({"bad": left}, {state: 2}) == (aside(), counted(look))
+
+
+@pytest.mark.parametrize("state", ["succeeded", "cancelled"])
+async def test_the_first_byte_tells_how_a_damaged_job_has_ended(store, damage, views, look, state):
+    for each in ("succeeded", "cancelled"):
+        await enqueue(store, each)
+        if each == "succeeded":
+            [lease] = await claim(store)
+            await store.ack(lease)
+        else:
+            await store.cancel([key(each)])
+    damage(state)
+    assert None is await views.get(key(state))
+    assert {each: 1 for each in ("succeeded", "cancelled") if each != state} == counted(look)
+
+
+@pytest.mark.parametrize("verb", ["claim", "ack", "bury", "retry", "release", "cancel", "recover", "prune"])
+async def test_whichever_verb_meets_a_damaged_job_counts_it_no_more(store, damage, aside, clock, look, verb):
+    await three(store, delay_ms=0 if verb != "cancel" else 10)
+    leases = [] if verb in ("claim", "cancel") else await claim(store)
+    if verb == "prune":
+        for lease in leases:
+            await store.bury(lease)
+    damage()
+    match verb:
+        case "claim":
+            await claim(store)
+        case "cancel":
+            await store.cancel([key("bad")])
+        case "recover" | "prune":
+            clock.advance(s=20 * 86_400)
+            await getattr(store, verb)(0)
+        case _:
+            with pytest.raises(JobNotFound):
+                await getattr(store, verb)(leases[1], *((10,) if verb == "retry" else ()))
+    assert {"bad"} == aside().keys()
+    left = {"claim": {"running": 2}, "cancel": {"scheduled": 2}, "recover": {"ready": 2}, "prune": {}}
+    assert left.get(verb, {"running": 2}) == counted(look)
+
+
+async def test_damaged_jobs_take_no_part_of_a_limit_once_somebody_has_met_them(store, damage, views):
+    await store.limit("mail", 3)
+    await three(store, delay_ms=10)
+    for id_ in ("one", "bad", "two"):
+        damage(id_)
+    assert [None] * 3 == await views.get_many([key(id_) for id_ in ("one", "bad", "two")])
+    assert ["created"] * 3 == [(await enqueue(store, f"new{at}")).word for at in range(3)]
+    with pytest.raises(QueueFull):
+        await enqueue(store, "more")
+
+
+@pytest.mark.parametrize("delay_ms", [0, 500])
+async def test_the_id_of_a_damaged_job_is_free_where_its_topic_is_full(store, damage, look, delay_ms):
+    await store.limit("mail", 3)
+    await three(store, delay_ms=delay_ms)
+    damage()
+    assert "created" == (await enqueue(store, "bad", delay_ms=delay_ms)).word
+    with pytest.raises(QueueFull):
+        await enqueue(store, "more")
+    assert {"scheduled" if delay_ms else "ready": 3} == counted(look)
+
+
+async def test_a_look_at_a_damaged_job_needs_no_right_to_write(store, damage, aside, views, monkeypatch):
+    await three(store)
+    damage()
+
+    async def refuse(*_):
+        raise StoreUnavailable("no")
+
+    monkeypatch.setattr(store, "audit", refuse)
+    assert (None, {}) == (await views.get(key("bad")), aside())
 
 
 # -- the auditor ------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from duly.namespace import create
 from duly.scripts import library
 from duly.store import Store, Want
 from duly.views import Views
+from duly.waiting import Waiters
 from tests.proxy import Proxy
 from tests.store.kit import LossyLink, claim, enqueue, key, order
 
@@ -338,6 +339,26 @@ async def test_a_reply_that_stays_lost_is_an_unknown_outcome_and_repeating_is_sa
     proxy.mend()
     assert ("kept" if where == "after" else "created") == (await enqueue(far, "a")).word
     assert {"enqueued": 1} == await verbs(feed)
+
+
+@pytest.mark.parametrize("where", CUTS)
+@pytest.mark.parametrize("read", ["get", "page", "watch", "HGETALL", "TIME"])
+async def test_a_lost_reply_of_a_read_leaves_nothing_unknown(far, proxy, where, read):
+    await enqueue(far, "a", delay_ms=100)
+    views, waiters = Views(far), Waiters(far)
+    ask = {
+        "get": lambda: views.get(key("a")),
+        "page": lambda: views.page(JobState.scheduled, "mail"),
+        "watch": lambda: waiters.ended(key("a")),
+        "HGETALL": views.topics,
+        "TIME": views.now_ms,
+    }
+    far.link.patience_s = 0.05
+    proxy.cut(where, library().function(read) if read.islower() else read, times=1_000)
+    with pytest.raises(StoreUnavailable, match="nothing was changed"):
+        await ask[read]()
+    assert proxy.made
+    await waiters.aclose()
 
 
 async def test_a_replay_that_is_refused_leaves_the_outcome_unknown(far, proxy, raw, views):

@@ -7,12 +7,16 @@ from __future__ import annotations
 import pytest
 
 from duly.codec import Envelope, encode_envelope
+from duly.documents import ended_fields_of
 from duly.errors import UsageError
-from duly.job import JobState
+from duly.job import JobState, Order
 from duly.namespace import create
+from duly.records import HEAD, Head, ended_job, options_of
 from duly.replies import LEASE_S, StoreReplies
+from duly.services.auditor import Auditor
 from duly.store import Store
 from duly.waiting import Waiters
+from tests.shards import on_all
 from tests.store.kit import LossyLink, claim, enqueue, key, order
 
 DAY_MS = 24 * 3_600_000
@@ -81,6 +85,37 @@ async def test_a_buried_job_replies_with_its_error_and_a_retried_one_not_yet(sto
     assert [("a", "dead", b'{"type":"Boom"}')] == await told(replies)
 
 
+@pytest.mark.parametrize("size", [100, 5_000], ids=["in the record", "apart"])
+@pytest.mark.parametrize("retain_s", [None, 0, 90])
+async def test_a_reply_tells_times_and_options_and_carries_no_payload(
+    store, views, replies, clock, raw, size, retain_s
+):
+    options = {"ttr_ms": 1_500, "expires_ms": clock.now_ms + DAY_MS, "retain_s": retain_s}
+    envelope = to(max_attempts=7, backoff={"kind": "fixed", "delay": 5}, context={"tenant": "acme"})
+    await enqueue(store, "a", envelope=envelope, payload=b'"' + b"x" * size + b'"', **options)
+    [lease] = await claim(store)
+    await store.retry(lease, 100, b'{"type":"Boom"}', "Boom")
+    clock.advance(ms=100)
+    [lease] = await claim(store)
+    await store.ack(lease, b"1")
+    [reply] = (await replies.take("inbox", limit=10)).replies
+    assert ended_fields_of(await views.get(key("a"))) | {"result": 1} == ended_fields_of(reply.job)
+    assert reply.job.scheduled_ms == reply.job.created_ms < reply.job.due_ms
+    entries = [entry for shard in await on_all(store, "replies", "XRANGE", "-", "+") for entry in shard]
+    assert [False] == [b"xxx" in b"".join(about) for _, about in entries]
+
+
+def test_a_reply_without_options_is_read_as_far_as_it_goes():
+    order = Order(key("a"), b"1", expires_ms=5, envelope=to())
+    head = Head(3 + 32 + 64, 1, 0, 1, 0, 0, 9, 0, 0, bytes(8), bytes(8), 8, 7, 6_000, bytes(6))
+    job = ended_job(b"mail/a", HEAD.pack(*head), b"2")
+    assert (JobState.succeeded, 7, 9, b"2", 0) == (
+        *(job.state, job.due_ms, job.ended_ms, job.outcome, job.expires_ms),
+    )
+    whole = ended_job(b"mail/a", HEAD.pack(*head) + options_of(order) + to(), b"2")
+    assert (5, "inbox") == (whole.expires_ms, whole.envelope.reply_to)
+
+
 @pytest.mark.parametrize("state", ["scheduled", "ready", "running"])
 async def test_a_cancelled_job_replies(store, replies, state):
     await send(store, delay_ms=100 if state == "scheduled" else None)
@@ -91,13 +126,15 @@ async def test_a_cancelled_job_replies(store, replies, state):
     assert [("a", "cancelled", b'{"type":"cancelled"}')] == await told(replies)
 
 
-@pytest.mark.parametrize("by", ["promote", "claim", "claim when ready"])
+@pytest.mark.parametrize("by", ["promote", "claim", "claim when ready", "audit"])
 async def test_an_expired_job_replies(store, replies, clock, by):
-    delay_ms = None if by == "claim when ready" else 100
+    delay_ms = None if by in ("claim when ready", "audit") else 100
     await send(store, delay_ms=delay_ms, expires_ms=clock.now_ms + 200)
     clock.advance(ms=300)
     if by == "promote":
         await store.promote(0)
+    elif by == "audit":
+        await Auditor(store).run_pass()
     else:
         assert [] == await claim(store)
     assert [("a", "cancelled", b'{"type":"expired"}')] == await told(replies)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from duly.glance import glance, stats_document
 from duly.runs import Runs
+from duly.views import Views
 
 
 async def test_the_last_run_of_each_pipeline_is_shown(store):
@@ -19,4 +20,4 @@ async def test_the_last_run_of_each_pipeline_is_shown(store):
         *(schedule.name, schedule.seconds, schedule.counts, schedule.error),
     )
     assert ("history", "x" * 500) == (history.name, history.error)
-    assert [history, schedule] == stats_document(await glance(store)).runs
+    assert [history, schedule] == stats_document(await glance(store, Views(store))).runs

@@ -7,13 +7,14 @@ from __future__ import annotations
 import pytest
 
 from duly import JobState, UsageError
-from duly.codec import reason_document
 from duly.dead import OTHERS, deaths
 from duly.errors import LayoutMismatch
+from duly.failure import reason_document
 from duly.job import Lane
 from duly.namespace import inspect, require
 from duly.select import Selection, select
 from duly.where import parse
+from tests.shards import one_id_on_each, promote_all
 from tests.store.kit import claim, enqueue, key, order
 
 EVERY = tuple(JobState)
@@ -26,16 +27,16 @@ async def found(views, selection, **options):
 async def _one_in_each_state(store):
     for id_ in ("running", "succeeded", "dead"):
         await enqueue(store, id_)
-    running, done, dead = await claim(store)
-    await store.ack(done, b"1")
-    await store.bury(dead, reason_document("ValueError", "no user 42"))
+    leases = {lease.key.id: lease for lease in await claim(store)}
+    await store.ack(leases["succeeded"], b"1")
+    await store.bury(leases["dead"], reason_document("ValueError", "no user 42"))
     await enqueue(store, "cancelled", delay_ms=5_000)
     await store.cancel([key("cancelled")])
     await enqueue(store, "ready")
     await enqueue(store, "scheduled", delay_ms=5_000)
-    return running
 
 
+@pytest.mark.several_shards
 async def test_jobs_are_found_in_the_order_of_their_lives(store, views):
     await _one_in_each_state(store)
     in_order = ["running", "ready", "scheduled", "dead", "cancelled", "succeeded"]
@@ -55,6 +56,7 @@ async def test_a_filter_that_names_states_and_topics_is_not_looked_for_elsewhere
     assert ["scheduled", "dead"] == await found(views, Selection(EVERY, where=where))
 
 
+@pytest.mark.several_shards
 async def test_each_cursor_goes_on_behind_its_job(store, views):
     await _one_in_each_state(store)
     for topic, lane in (("mail", Lane.high), ("sms", Lane.low), ("mail", Lane.callback)):
@@ -72,12 +74,14 @@ async def test_each_cursor_goes_on_behind_its_job(store, views):
             assert ids[at + 1 :] == await found(views, selection, after=cursor, page=2)
 
 
+@pytest.mark.several_shards
 @pytest.mark.parametrize("after", ["", "x", "dead", "dead,mail,0:", "ready,,zero"])
 async def test_a_cursor_of_something_else_is_refused(views, after):
     with pytest.raises(UsageError, match="not a cursor of this list"):
         await found(views, Selection((JobState.ready,)), after=after)
 
 
+@pytest.mark.several_shards
 async def test_what_was_moved_while_looking_is_met_once(store, views, clock):
     await store.enqueue_many([order(f"{at:02}", delay_ms=100 + at) for at in range(30)])
     newest = await views.newest()
@@ -91,22 +95,24 @@ async def test_what_was_moved_while_looking_is_met_once(store, views, clock):
     assert [f"{at:02}" for at in range(30)] == sorted(moved)
 
 
+@pytest.mark.several_shards
 async def test_what_moves_on_while_one_acts_on_it_is_not_missed(store, views, clock):
     ids = [f"{at:02}" for at in range(40)]
     await store.enqueue_many([order(id_, delay_ms=100 + int(id_)) for id_ in ids])
     clock.advance(ms=110)
-    await store.promote(0)
+    await promote_all(store)
     await claim(store, limit=5)
     met = set()
     open_ = Selection((JobState.running, JobState.ready, JobState.scheduled))
     async for part in select(views, open_, page=4, newest=await views.newest()):
         met.update(job.id for job in part.jobs)
         clock.advance(ms=5)
-        await store.promote(0)
+        await promote_all(store)
         await claim(store, limit=2)
     assert set(ids) == met
 
 
+@pytest.mark.several_shards
 async def test_the_oldest_of_the_waiting_jobs_is_found_behind_running_ones(store, views, clock):
     assert await views.waiting_since("mail") is None
     first = clock.now_ms
@@ -127,6 +133,7 @@ async def _bury(store, id_, topic, kind, message):
     await store.bury(lease, reason_document(kind, message))
 
 
+@pytest.mark.several_shards
 async def test_the_dead_are_grouped_by_topic_and_what_they_died_of(store, views, clock):
     began = clock.now_ms
     for at in range(3):
@@ -152,14 +159,23 @@ async def test_errors_that_are_never_the_same_are_counted_together(store, views,
     }
 
 
+@pytest.mark.several_shards
 async def test_consumers_know_how_far_they_are_behind(store, feed):
     assert {} == await feed.lags()
     await enqueue(store, "a")
-    await feed.commit("reader", 0, await feed.last(0))
-    await feed.commit("new", 0, None)
-    assert {"reader": 0, "new": 1} == await feed.lags()
-    await enqueue(store, "b")
-    assert {"reader": 1, "new": 2} == await feed.lags()
+    everywhere = range(store.shards)
+    for id_ in one_id_on_each(store, "mail"):
+        await enqueue(store, id_)
+    for shard in everywhere:
+        await feed.commit("reader", shard, await feed.last(shard))
+        await feed.commit("new", shard, None)
+    assert {"reader": 0, "new": 1 + store.shards} == await feed.lags()
+    for id_ in one_id_on_each(store, "mail", "more"):
+        await enqueue(store, id_)
+    assert {"reader": store.shards, "new": 1 + 2 * store.shards} == await feed.lags()
+    await feed.forget("reader")
+    assert {"new": 1 + 2 * store.shards} == await feed.lags()
+    assert [{"new": 0}] * store.shards == [await feed.consumers(shard) for shard in everywhere]
 
 
 async def test_the_server_tells_of_its_memory_and_clients(link):

@@ -12,10 +12,11 @@ from collections import Counter
 import pytest
 import redis
 
-from duly.connection import Link
+from duly.connection import Link, _ReplyLost
 from duly.errors import (
     JobNotFound,
     LayoutMismatch,
+    OutcomeUnknown,
     ServerUnsuitable,
     StoreUnavailable,
     UsageError,
@@ -146,7 +147,7 @@ async def test_the_whole_life_of_a_job_runs_in_a_cluster(start, connect, kind, p
     await link.call("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
     while b"cluster_state:ok" not in await link.call("CLUSTER", "INFO"):
         await asyncio.sleep(0.01)
-    with pytest.raises(StoreUnavailable, match="same slot"):
+    with pytest.raises(ServerUnsuitable, match="same slot"):
         await link.call("EVAL", "#!lua\nredis.call('GET', KEYS[1]) return redis.call('GET', 'b')", 1, "a")
 
     clock = TestClock(1_000_000)
@@ -318,7 +319,7 @@ async def test_the_bounds_of_the_event_stream_follow_the_settings(link, namespac
 
 async def test_a_time_from_outside_is_refused_where_the_clock_is_the_servers(live, clock):
     store = Store(live.link, namespace=live.namespace, now=clock)
-    with pytest.raises(StoreUnavailable, match="clock of its server"):
+    with pytest.raises(ServerUnsuitable, match="clock of its server"):
         await enqueue(store, "a")
     assert None is await Views(live).get(key("a"))
 
@@ -452,9 +453,53 @@ async def test_a_wrong_password_is_told(start, connect):
     admin = connect(server.url)
     await admin.call("CONFIG", "SET", "requirepass", "secret")
     link = connect(f"unix://:wrong@{server.socket}", patience_s=0.2)
-    with pytest.raises(StoreUnavailable, match="password") as told:
+    with pytest.raises(ServerUnsuitable, match="password") as told:
         await inspect(link)
     assert "wrong" not in str(told.value).replace("WRONGPASS", "")
+
+
+REFUSED_FOR_GOOD = {
+    "another program's key": ("HGET", "text", "field"),
+    "a script that fails": ("EVAL", "#!lua\nreturn nil + 1", 0),
+    "a script that says so": ("EVAL", "#!lua\nerror({err = 'ERR too many changes wait'})", 0),
+    "an unknown command": ("NOSUCHCOMMAND",),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED_FOR_GOOD)
+async def test_what_the_server_refuses_for_good_is_no_outage(live, raw, what):
+    raw.set("text", "no hash")
+    with pytest.raises(ServerUnsuitable, match="refused the call, and will again"):
+        await live.link.call(*REFUSED_FOR_GOOD[what])
+
+
+@pytest.mark.parametrize("code", ["MISCONF", "NOREPLICAS", "MOVED"])
+async def test_what_ends_by_itself_is_an_outage(live, code):
+    with pytest.raises(StoreUnavailable, match="nothing was changed"):
+        await live.link.call("EVAL", f"#!lua\nerror({{err = '{code} for now'}})", 0)
+
+
+async def test_a_command_that_the_user_may_not_send_is_named(start, connect):
+    server = start("valkey")
+    await connect(server.url).call("ACL", "SETUSER", "low", "on", ">pw", "~*", "&*", "+@all", "-time")
+    link = connect(f"unix://low:pw@{server.socket}")
+    with pytest.raises(ServerUnsuitable, match=r"does not allow it: NOPERM.*'time'.*ACL") as told:
+        await link.call("TIME")
+    assert not isinstance(told.value, StoreUnavailable)
+
+
+async def test_a_replay_that_is_refused_for_good_leaves_the_outcome_unknown(live, monkeypatch):
+    exchange, calls = live.link._exchange, []
+
+    async def lose_the_first(*args):
+        calls.append(args)
+        if len(calls) == 1:
+            raise _ReplyLost("lost")
+        return await exchange(*args)
+
+    monkeypatch.setattr(live.link, "_exchange", lose_the_first)
+    with pytest.raises(OutcomeUnknown, match="NOSUCHCOMMAND"):
+        await live.link.call("NOSUCHCOMMAND")
 
 
 async def test_a_store_over_tcp_and_one_over_a_socket_meet(start, connect, port):
@@ -467,10 +512,11 @@ async def test_a_store_over_tcp_and_one_over_a_socket_meet(start, connect, port)
     await Store(one, namespace="n").ack(lease)
 
 
-async def test_tokens_grow_also_across_an_emptied_server(link, store, raw):
+async def test_tokens_grow_also_across_an_emptied_server(link, store, raw, clock):
     await enqueue(store, "a")
     [before] = await claim(store)
     raw.delete(*raw.keys(f"{{{store.namespace}:*"))
+    clock.advance(ms=1)
     await enqueue(store, "a")
     [after] = await claim(store)
     assert after.fence > before.fence

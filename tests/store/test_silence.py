@@ -18,6 +18,7 @@ from duly.job import JobState
 from duly.namespace import create
 from duly.scripts import library
 from duly.store import Store
+from duly.waiting import Waiters
 from tests.eventually import eventually
 from tests.proxy import Proxy
 from tests.servers import Server, binary
@@ -302,6 +303,22 @@ async def test_a_server_that_stays_silent_is_waited_for_as_long_as_the_patience_
     stoppable.process.send_signal(signal.SIGCONT)
     link.patience_s = 30
     assert ["created", "kept"] == [(await enqueue(store, id_)).word for id_ in ("c", "b")]
+    await link.aclose()
+
+
+async def test_all_who_wait_for_a_job_while_the_server_is_silent_are_told_the_same(stoppable, namespace):
+    link = Link(stoppable.url, patience_s=0.5)
+    await create(link, namespace, 1)
+    store = Store(link, namespace=namespace)
+    await enqueue(store, "a", delay_ms=3_600_000)
+    await open_many(link, 4)
+    waiters = Waiters(store)
+    stoppable.process.send_signal(signal.SIGSTOP)
+    # Some are sent over connections that are there, and others find none.
+    waiting = (asyncio.wait_for(waiters.ended(key("a")), 60) for _ in range(12))
+    told = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [StoreUnavailable] * 12 == [type(each) for each in told]
+    await waiters.aclose()
     await link.aclose()
 
 

@@ -10,7 +10,10 @@ from duly.connection import Link
 from duly.errors import ServerUnsuitable
 from duly.store import Store
 from tests.servers import Server, binary
+from tests.shards import fixed_of
 from tests.store.kit import claim, enqueue
+
+pytestmark = pytest.mark.several_shards
 
 RECORD = ("the-record", 1, "run-1/replication-1")
 
@@ -27,10 +30,12 @@ async def test_without_a_record_nobody_has_to_approve(store):
 
 
 @pytest.mark.parametrize("kind", ["valkey", "redis"])
-async def test_a_server_that_was_started_again_hands_out_nothing_until_it_is_compared(kind, namespace):
+async def test_a_server_that_was_started_again_hands_out_nothing_until_it_is_compared(
+    kind, namespace, shards
+):
     server = Server(binary(kind), appendfsync="always").start()
     link = Link(server.url)
-    store = Store(link, namespace=namespace)
+    store = Store(link, namespace=namespace, shards=shards)
     await store.create()
     await store.approve(*RECORD)
     await enqueue(store, "a")
@@ -55,7 +60,7 @@ async def test_numbers_that_went_back_under_a_running_server_are_noticed(store, 
     await store.approve(*RECORD)
     await enqueue(store, "a")
     await claim(store)
-    raw.hincrby(store.keys[0].fixed["meta"], "sequence", -1_000)
+    raw.hincrby(fixed_of(store, "mail", "a")["meta"], "sequence", -1_000)
     with pytest.raises(ServerUnsuitable, match="has a record"):
         await claim(store)
 

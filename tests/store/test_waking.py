@@ -8,7 +8,8 @@ import asyncio
 
 import pytest
 
-from tests.store.kit import claim, crash, enqueue, key, order
+from tests.shards import one_id_on_each
+from tests.store.kit import claim, crash, enqueue, ids, key, order
 
 
 async def ready_wait(store, *topics):
@@ -51,6 +52,21 @@ async def test_a_waiting_worker_wakes_when_work_becomes_ready(store, clock, raw,
             await store.resume("mail")
     assert await asyncio.wait_for(waiting, 30)
     assert 1 == len(await claim(store))
+
+
+@pytest.mark.several_shards
+@pytest.mark.parametrize("broad", [False, True], ids=["by topic", "broadly"])
+async def test_a_waiting_worker_wakes_on_whichever_shard_work_becomes_ready(store, broad):
+    for shard, id_ in enumerate(one_id_on_each(store, "mail")):
+        assert [] == await claim(store, wait_s=60, broad=broad)
+        places = [await store.woken_place(each) for each in range(store.shards)]
+        await enqueue(store, id_)
+        if broad:
+            [(told, _, names)] = await store.wait_broadly(places, 30)
+            assert (shard, ["mail"]) == (told, names)
+        else:
+            assert await store.wait(("mail",), 30)
+        assert [id_] == ids(await claim(store))
 
 
 async def test_a_wait_for_another_topic_sleeps_on(store):

@@ -121,6 +121,10 @@ def test_a_fork_while_other_threads_send_does_not_hang_the_child(script):
             "threading.Thread(target=wait, args=[app.sync.enqueue('wait', delay=3600)], daemon=True).start()",
             id="somebody waits for ever",
         ),
+        pytest.param(
+            "threading.Thread(target=app.sync.enqueue('wait', delay=3600).result, daemon=True).start()",
+            id="a daemon thread waits for ever",
+        ),
         pytest.param("import atexit; atexit.register(app.sync.enqueue, 'greet')", id="used while ending"),
     ],
 )
@@ -134,6 +138,20 @@ def test_the_interpreter_ends_without_hanging_on_an_embedded_server(script, tmp_
         app = Duly(data=os.environ["DULY_DATA"])
         print(app.sync.enqueue("greet", id="a").id)
     """)
+
+
+def test_the_interpreter_lets_go_of_an_embedded_server_before_it_ends(script, tmp_path, monkeypatch):
+    monkeypatch.setenv("DULY_DATA", str(tmp_path))
+    printed = script("""
+        from duly.embedded.server import EmbeddedServer
+
+        leave = EmbeddedServer.close
+        EmbeddedServer.close = lambda self: print("left:", leave(self), flush=True)
+        app = Duly(data=os.environ["DULY_DATA"])
+        app.sync.enqueue("greet", id="a")
+        print("the last line", flush=True)
+    """)
+    assert "the last line\nleft: None\n" == printed
 
 
 def test_making_an_app_starts_no_thread(script):

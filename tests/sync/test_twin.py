@@ -6,16 +6,38 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from duly import Conflict, Duly, JobFailed, JobNotFound, JobState, QueueFull, Reply, UsageError, current_job
+from duly import (
+    Conflict,
+    Duly,
+    JobFailed,
+    JobNotFound,
+    JobState,
+    QueueFull,
+    Reply,
+    ResultGone,
+    Unsupported,
+    UsageError,
+    current_job,
+)
+from duly.apikeys import KeyRing
+from duly.follower import Follower
 from duly.handle import JobHandle
-from duly.sync.replies import SyncReply
+from duly.quarantine import Quarantine
+from duly.replies import Replies
+from duly.sync.follower import SyncFollower
+from duly.sync.keyring import SyncKeyRing
+from duly.sync.quarantine import SyncQuarantine
+from duly.sync.replies import SyncReplies, SyncReply
 from duly.sync.twin import SyncDuly, SyncJobHandle, SyncViews
 from duly.views import Views
+from tests.shards import ids_on, one_id_on_each
 from tests.sync.conftest import working
 
 
@@ -31,6 +53,24 @@ def test_a_job_is_sent_and_its_result_comes_back(app):
         assert 14 == app.sync.job("double", "seven").result(timeout=30)
     assert ("double", "seven", True) == (job.topic, job.id, job.created)
     assert JobState.succeeded == job.get().state
+
+
+def test_a_result_is_there_or_said_to_be_gone(app):
+    @app.handler("double")
+    async def double(number: int) -> int | None:
+        return 2 * number if number else None
+
+    with working(app):
+        kept, gone, none = (
+            app.sync.enqueue(double.job(number), retain=retain) for number, retain in ((7, 1), (7, 0), (0, 0))
+        )
+        assert 14 == kept.result(timeout=30)
+        deadline = time.monotonic() + 30
+        while not all(job.get().state.ended for job in (gone, none)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert None is none.result(timeout=30)
+        with pytest.raises(ResultGone, match="retain=60"):
+            gone.result(timeout=30)
 
 
 def test_a_handle_moves_its_job(app):
@@ -58,32 +98,35 @@ def test_many_are_sent_with_one_outcome_each(app):
 
 
 def test_topics_are_paused_limited_and_purged(app):
-    app.sync.limit("greet", 2)
-    for _ in range(2):
-        app.sync.enqueue("greet")
+    # Each shard takes an equal share.
+    ids = one_id_on_each(app.settings, "greet")
+    app.sync.limit("greet", len(ids))
+    for id_ in ids:
+        app.sync.enqueue("greet", id=id_)
     with pytest.raises(QueueFull):
         app.sync.enqueue("greet")
     app.sync.pause("greet")
     assert [True] == [topic.paused for topic in app.sync.views().stats().topics]
     app.sync.resume("greet")
     assert [False] == [topic.paused for topic in app.sync.views().stats().topics]
-    assert 2 == app.sync.purge("greet")
+    assert len(ids) == app.sync.purge("greet")
 
 
 def test_jobs_are_listed_and_peeked_at(app):
-    ids = [f"j{number}" for number in range(5)]
+    # Each shard is listed by itself.
+    ids = ids_on(app.settings, "greet", app.settings.shards - 1, 5)
     for id_ in ids:
         app.sync.enqueue("greet", id=id_)
     views = app.sync.views()
     assert ids[:3] == [job.id for job in views.peek("greet", 3)]
     assert ids == [job.id for job in views.each(JobState.ready, "greet")]
-    page = views.page(JobState.ready, "greet", limit=2)
+    page = views.page(JobState.ready, "greet", limit=2, cursor=f"{app.settings.shards - 1}:")
     assert ids[:2] == [job.id for job in page.jobs]
     assert ids[2:4] == [
         job.id for job in views.page(JobState.ready, "greet", cursor=page.cursor, limit=2).jobs
     ]
     assert ["greet"] == views.topics()
-    assert "j1" == views.get(app.sync.job("greet", "j1").key).id
+    assert ids[1] == views.get(app.sync.job("greet", ids[1]).key).id
     assert [None] == views.get_many([app.sync.job("greet", "gone").key])
     assert [] == views.workers(0)
 
@@ -196,40 +239,73 @@ def test_a_plain_handler_may_send_on_through_the_twin(app):
     assert JobState.ready == app.sync.job("second", "after-a").get().state
 
 
-LEFT_OUT = {
-    # The twin has no use for them, or they are not verbs.
-    Duly: {
-        *(
-            "work",
-            "deliver",
-            "store",
-            "queue",
-            "record",
-            "promises",
-            "waiters",
-            "views",
-            "reply_queue",
-            "key_ring",
-            "aclose",
-        ),
-    },
-    JobHandle: set(),
-    Views: set(),
-    Reply: set(),
+TWINS = {
+    Duly: SyncDuly,
+    JobHandle: SyncJobHandle,
+    Views: SyncViews,
+    Reply: SyncReply,
+    Replies: SyncReplies,
+    Follower: SyncFollower,
+    Quarantine: SyncQuarantine,
+    KeyRing: SyncKeyRing,
+}
+REFUSED = {
+    # What is awaited by its nature: `app.sync` says what to do instead.
+    "work": "run `duly work`",
+    "deliver": "run `duly work --callbacks`",
+    "crew": "run `duly work`",
+    "store": "await app.store()",
+    "make_store": "app.make_store()",
+    "queue": "await app.queue()",
+    "record": "await app.record()",
+    "promises": "await app.promises()",
+    "waiters": "await app.waiters()",
+    "reply_queue": "await app.reply_queue()",
+    "redirect": "app.redirect(…)",
+    "aclose": "app.sync.close()",
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "twin"), [(Duly, SyncDuly), (JobHandle, SyncJobHandle), (Views, SyncViews), (Reply, SyncReply)]
-)
-def test_every_async_method_has_a_twin_that_takes_the_same(kind, twin):
-    names = {
-        name
-        for name, value in inspect.getmembers(kind)
-        if not name.startswith("_")
-        and (inspect.iscoroutinefunction(value) or inspect.isasyncgenfunction(value))
-    }
-    for name in names - LEFT_OUT[kind]:
-        theirs = inspect.signature(getattr(kind, name)).parameters
-        assert list(theirs.values()) == list(inspect.signature(getattr(twin, name)).parameters.values()), name
-    assert LEFT_OUT[kind] <= names
+def public(kind):
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(("kind", "twin"), TWINS.items())
+def test_every_method_that_waits_has_a_twin_that_takes_the_same(kind, twin):
+    for name in public(kind) - {*REFUSED, "sync"}:
+        value = getattr(kind, name)
+        if inspect.iscoroutinefunction(value) or inspect.isasyncgenfunction(value):
+            theirs = inspect.signature(value).parameters
+            assert list(theirs.values()) == list(inspect.signature(getattr(twin, name)).parameters.values())
+    # What a twin does not spell is found by the app's own name, or refused.
+    assert kind is Duly or public(kind) <= public(twin)
+
+
+@pytest.mark.parametrize("url", [None, "https://queue.example"])
+def test_every_public_name_of_the_app_works_on_the_twin_or_is_refused(url):
+    app = Duly(url)
+    for name in sorted(public(app)):
+        found = getattr(app.sync, name)
+        if name in REFUSED:
+            with pytest.raises(Unsupported, match=re.escape(REFUSED[name])):
+                found()
+        else:
+            assert not inspect.iscoroutinefunction(found), name
+    assert app.sync is app.sync.sync
+    with pytest.raises(AttributeError, match="'SyncDuly' object has no attribute 'enqeue'"):
+        app.sync.enqeue("mail")
+
+
+def test_views_know_what_changed_since(app):
+    views = app.sync.views()
+    before = app.sync.enqueue("mail", id="before", delay=60).get()
+    newest = views.newest()
+    after = app.sync.enqueue("mail", id="after", delay=60).get()
+    assert (False, True) == (views.changed(before, newest), views.changed(after, newest))
+    assert views.shard_of(before.key) in range(len(newest))
+
+
+@pytest.mark.parametrize("verb", ["work", "deliver"])
+def test_what_blocks_for_good_is_refused_with_the_way_that_can(app, verb):
+    with pytest.raises(Unsupported, match=rf"asyncio\.run\(app\.{verb}\(\)\)"):
+        getattr(app.sync, verb)(concurrency=1)

@@ -5,6 +5,7 @@ A small project with tests of its own, and pytest run on it as a user would.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -60,12 +61,20 @@ class Project:
             *(str(self.folder.parent / "temporary"), *args),
         ]
 
-    def pytest(self, *args: str) -> subprocess.CompletedProcess[str]:
+    def pytest(self, *args: str, **more: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             self.command(*args),
             cwd=self.folder,
-            env=self.environ,
+            env=self.environ | more,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=300,  # for what hangs, on a machine with much else to do
         )
+
+
+def outcome(run: subprocess.CompletedProcess[str]) -> str:
+    """
+    What pytest says in its last line, such as ``3 passed``; everything it said if there is no such line.
+    """
+    found = re.findall(r"^=*\s*((?:\d+ \w+,? ?)+)in [\d.]+s", run.stdout, re.MULTILINE)
+    return found[-1].strip() if found else run.stdout + run.stderr

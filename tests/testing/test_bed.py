@@ -5,6 +5,7 @@ A test bed takes an app and gives it back as it was.
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 
 import pytest
 import redis
@@ -58,6 +59,30 @@ def test_a_plain_test_function_uses_the_blocking_form(duly_server, app):
         bed.clock.advance(minutes=1)
         assert [8] == [ran.result for ran in bed.sync.drain(raises=True)]
         assert 8 == bed.sync.run(handle.result(timeout=10))
+
+
+TENANT: ContextVar[str] = ContextVar("tenant")
+
+
+def test_the_blocking_form_takes_the_context_variables_of_each_call(duly_server, app):
+    @app.handler("tenant")
+    def tenant() -> str:
+        return TENANT.get()
+
+    @app.handler("tenant.async")
+    async def tenant_async() -> str:
+        return TENANT.get()
+
+    async def read() -> str:
+        return TENANT.get()
+
+    with TestBed(app, duly_server) as bed:
+        for name in ("a", "b"):
+            TENANT.set(name)
+            app.sync.enqueue(tenant.job())
+            app.sync.enqueue(tenant_async.job())
+            assert [name] * 2 == [ran.result for ran in bed.sync.drain(raises=True)]
+            assert name == bed.sync.run(read())
 
 
 async def test_the_blocking_form_in_an_async_test_is_refused(duly):

@@ -30,6 +30,11 @@ def test_a_part_of_a_millisecond_counts_as_a_whole_one():
     assert 3 == clock.advance(s=0.0011)
 
 
+def test_the_clock_moves_on_by_any_duration():
+    clock = TestClock(0)
+    assert [5_400_000, 5_403_000] == [clock.advance("1h30m"), clock.advance(3)]
+
+
 def test_the_clock_moves_to_a_time_in_any_zone():
     clock = TestClock(0)
     clock.advance_to(datetime(1970, 1, 1, 3, tzinfo=timezone(timedelta(hours=2))))
@@ -40,7 +45,8 @@ def test_the_clock_moves_to_a_time_in_any_zone():
     ("move", "message"),
     [
         (lambda clock: clock.advance(hours=-1), "cannot go back by 1:00:00"),
-        (lambda clock: clock.advance(3), "takes a timedelta or words such as hours=3, not 3"),
+        (lambda clock: clock.advance("soon"), "advance='soon' is no duration; write"),
+        (lambda clock: clock.advance(-3), "advance=-3 must be zero or more"),
         (lambda clock: clock.advance_to(datetime(1969, 1, 1, tzinfo=UTC)), "cannot go back to 1969"),
         (lambda clock: clock.advance_to(datetime(2030, 1, 1)), "has no time zone"),  # noqa: DTZ001  # on purpose
     ],

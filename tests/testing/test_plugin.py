@@ -5,7 +5,6 @@ The pytest plugin, as users have it: loaded by itself, on a project of theirs, w
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import time
 import pytest
 
 from tests.servers import binary
-from tests.testing.projects import Project
+from tests.testing.projects import Project, outcome
 
 
 @pytest.fixture
@@ -87,11 +86,6 @@ SYNC_TESTS = """
 """
 
 
-def _outcome(run: subprocess.CompletedProcess[str]) -> str:
-    found = re.findall(r"^=*\s*((?:\d+ \w+,? ?)+)in [\d.]+s", run.stdout, re.MULTILINE)
-    return found[-1].strip() if found else run.stdout + run.stderr
-
-
 @pytest.fixture
 def shop(project):
     project.write("shop.py", SHOP)
@@ -101,18 +95,18 @@ def shop(project):
 
 def test_plain_tests_need_no_other_plugin(shop):
     shop.write("test_shop.py", SYNC_TESTS)
-    assert "10 passed" == _outcome(shop.pytest("-p", "no:asyncio", "-p", "no:anyio", "-p", "no:xdist"))
+    assert "10 passed" == outcome(shop.pytest("-p", "no:asyncio", "-p", "no:anyio", "-p", "no:xdist"))
 
 
 def test_async_tests_run_by_pytest_asyncio(shop):
     shop.write("test_shop.py", ASYNC_TESTS.format(mark=""))
     options = ("-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function")
-    assert "10 passed" == _outcome(shop.pytest(*options))
+    assert "10 passed" == outcome(shop.pytest(*options))
 
 
 def test_async_tests_run_by_pytest_asyncio_on_one_loop_for_all(shop):
     shop.write("test_shop.py", ASYNC_TESTS.format(mark='@pytest.mark.asyncio(loop_scope="session")'))
-    assert "10 passed" == _outcome(shop.pytest("-o", "asyncio_default_fixture_loop_scope=session"))
+    assert "10 passed" == outcome(shop.pytest("-o", "asyncio_default_fixture_loop_scope=session"))
 
 
 def test_async_tests_run_by_anyio(shop):
@@ -122,7 +116,7 @@ def test_async_tests_run_by_anyio(shop):
         "conftest.py",
         CONFTEST + '\n\n    @pytest.fixture\n    def anyio_backend():\n        return "asyncio"\n',
     )
-    assert "10 passed" == _outcome(shop.pytest("-p", "no:asyncio"))
+    assert "10 passed" == outcome(shop.pytest("-p", "no:asyncio"))
 
 
 def test_two_processes_of_xdist_share_one_server(shop):
@@ -144,7 +138,7 @@ def test_two_processes_of_xdist_share_one_server(shop):
             duly.assert_enqueued("mail.welcome", {"user": number}, count=1)
         """,
     )
-    assert "30 passed" == _outcome(shop.pytest("-n", "2", "-p", "no:asyncio"))
+    assert "30 passed" == outcome(shop.pytest("-n", "2", "-p", "no:asyncio"))
     rows = [line.split() for line in (shop.folder / "seen").read_text().splitlines()]
     assert {"gw0", "gw1"} == {worker for worker, _, _ in rows}
     assert 1 == len({url for _, url, _ in rows})
@@ -165,7 +159,7 @@ def test_an_app_made_for_the_test_is_there_without_any_setup(project):
             assert 8 == ran.result
         """,
     )
-    assert "1 passed" == _outcome(project.pytest("-p", "no:asyncio"))
+    assert "1 passed" == outcome(project.pytest("-p", "no:asyncio"))
 
 
 def test_a_failed_assertion_shows_the_line_of_the_test_and_what_was_enqueued(shop):
@@ -180,7 +174,7 @@ def test_a_failed_assertion_shows_the_line_of_the_test_and_what_was_enqueued(sho
         """,
     )
     run = shop.pytest("-p", "no:asyncio")
-    assert "1 failed" == _outcome(run)
+    assert "1 failed" == outcome(run)
     assert '>       duly.assert_enqueued(shop.welcome, {"user": 8})' in run.stdout
     assert "E       AssertionError: no job of mail.welcome with {'user': 8} waits. What waits:" in run.stdout
     assert "<- user is 7, not 8" in run.stdout
@@ -208,7 +202,7 @@ def test_a_server_of_ones_own_takes_the_place_of_the_embedded_one(project, valke
             duly.assert_enqueued("mail", count=1)
         """,
     )
-    assert "1 passed" == _outcome(project.pytest("-p", "no:asyncio"))
+    assert "1 passed" == outcome(project.pytest("-p", "no:asyncio"))
     assert not (project.folder.parent / "temporary" / "duly-server").exists()
 
 
@@ -226,7 +220,7 @@ def test_a_server_that_cannot_start_is_told_in_a_sentence(project):
         """,
     )
     run = project.pytest("-p", "no:asyncio")
-    assert "1 error" == _outcome(run)
+    assert "1 error" == outcome(run)
     assert "no server for tests: cannot use " in run.stdout
     assert "override the fixture duly_server and return its URL" in run.stdout
     assert "Traceback" not in run.stdout
@@ -249,7 +243,7 @@ def test_who_uses_no_fixture_pays_nothing(project):
     options = [
         option for name in ("valkey", "anyio", "hypothesispytest", "xdist") for option in ("-p", f"no:{name}")
     ]
-    assert "1 passed" == _outcome(project.pytest("-p", "no:asyncio", *options))
+    assert "1 passed" == outcome(project.pytest("-p", "no:asyncio", *options))
     assert not (project.folder.parent / "temporary" / "duly-server").exists()
 
 

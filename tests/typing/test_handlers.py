@@ -4,7 +4,7 @@ What a type checker must see, and must refuse.  Checked, not run.
 
 from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
-from typing import Any, assert_type
+from typing import Any, NoReturn, TypeVar, assert_type
 
 from duly.backoff import Exponential, Fixed, Intervals
 from duly.handlers import AsyncHandler, Handler, Handlers, Limits, NewJob, RunIn, SyncHandler, new_job
@@ -29,6 +29,58 @@ def shrink(path: str, width: int = 100) -> float:
 @handlers.handler("payment.check", backoff=Intervals([10, timedelta(minutes=1)]), concurrency=50)
 async def check() -> str | Snooze | Retry | Bury:
     return Snooze(timedelta(minutes=5))
+
+
+T = TypeVar("T")
+
+
+@handlers.handler("any")
+def anything(x: int) -> Any:
+    return x
+
+
+@handlers.handler("any.async")
+async def anything_async(x: int) -> Any:
+    return x
+
+
+@handlers.handler("never")
+def never(x: int) -> NoReturn:
+    raise ValueError(x)
+
+
+@handlers.handler("first")
+def first(items: list[T]) -> T:
+    return items[0]
+
+
+@handlers.handler("first.async")
+async def first_async(items: list[T]) -> T:
+    return items[0]
+
+
+@handlers.handler("same")
+def same(items: list[T]) -> list[T]:
+    return items
+
+
+async def a_plain_function_is_plain_whatever_it_says_it_returns() -> None:
+    assert_type(anything(1), Any)
+    anything.job(1)
+    assert_type(await anything_async(1), Any)
+    assert_type(same([1]), list[int])
+    assert_type(await first_async([1]), int)
+    takes_any_sync(anything)
+    takes_any_sync(never)
+    takes_any_sync(first)
+    takes_any_async(first)  # type: ignore[arg-type]
+    takes_any_async(never)  # type: ignore[arg-type]
+
+
+def takes_any_async(handler: AsyncHandler[..., Any]) -> None: ...
+
+
+def takes_any_sync(handler: SyncHandler[..., Any]) -> None: ...
 
 
 async def a_handler_is_still_its_function() -> None:
@@ -73,13 +125,15 @@ def options_are_checked() -> None:
     assert_type(job.options(delay=timedelta(hours=3), id="p-1", context={"tenant": "acme"}), NewJob[str])
     assert_type(job.options(due_at=datetime.now(UTC), priority="high", on_conflict="replace"), NewJob[str])
     assert_type(job.options(backoff=Fixed(3), delay=None, retain=0).order(Limits()), Order)
-    job.options(delay="3h")  # type: ignore[arg-type]
+    assert_type(job.options(delay="3h", ttr="1m30s", retain=timedelta(days=1)), NewJob[str])
+    job.options(delay=b"3h")  # type: ignore[arg-type]
     job.options(priority="urgent")  # type: ignore[arg-type]
     job.options(dalay=3)  # type: ignore[call-arg]
     job.options(topic="other")  # type: ignore[call-arg]
     job.id = "other"  # type: ignore[misc]
     handlers.handler("a", run_in="moon")  # type: ignore[arg-type]
-    handlers.handler("a", ttr="30")  # type: ignore[arg-type]
+    handlers.handler("a", ttr="30s")
+    handlers.handler("a", ttr=b"30s")  # type: ignore[arg-type]
 
 
 def by_name_nothing_is_known_of_the_answer() -> None:

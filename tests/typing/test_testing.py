@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import assert_type
 
 from duly import Duly
-from duly.testing import Drained, JobSnapshot, Ran, TestBed
+from duly.testing import Drained, JobSnapshot, Ran, TestBed, real_queue
 
 app = Duly()
 
@@ -20,6 +20,11 @@ async def mail(user: int) -> str:
 
 @app.handler("print")
 def print_(page: int) -> None: ...
+
+
+@real_queue()
+async def an_integration_test(user: int) -> str:
+    return str(user)
 
 
 async def a_test_of_a_user(duly: TestBed) -> None:
@@ -35,3 +40,6 @@ async def a_test_of_a_user(duly: TestBed) -> None:
     duly.assert_enqueued(mail, dealy=1)  # type: ignore[call-arg]
     duly.assert_enqueued(17)  # type: ignore[arg-type]
     TestBed(app, "redis://localhost", clock="wall")  # type: ignore[arg-type]
+    TestBed(app, record="sqlite:///record.db")
+    with real_queue():
+        assert_type(await an_integration_test(1), str)

@@ -2,26 +2,32 @@ import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partial
+from types import SimpleNamespace
 from uuid import UUID
 
 import msgspec
+import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from duly.codec import (
     ASKING,
+    DEFAULT_CODEC,
+    MAX_DEPTH,
     Envelope,
     Unreadable,
+    check_depth,
+    check_json,
     decode,
     decode_envelope,
     encode,
     encode_envelope,
-    error_document,
-    reason_document,
-    signature,
+    is_same,
 )
 from duly.errors import UsageError
+from duly.failure import error_document, reason_document, signature
 from duly.job import TOPIC
 
 LIMIT = 10_000
@@ -37,17 +43,10 @@ json_values = st.recursive(
 )
 
 
-class Model:
-    """
-    Looks like a pydantic model, as far as duly is concerned.
-    """
-
-    def __init__(self, **fields):
-        self.fields = fields
-
-    def model_dump(self, *, mode):
-        assert "json" == mode
-        return self.fields
+class Model(pydantic.BaseModel):
+    colour: str = "red"
+    at: datetime | None = None
+    x: float = 0
 
 
 @dataclass
@@ -73,14 +72,12 @@ def test_dataclasses_structs_datetimes_and_models_are_written():
         "address": {"street": "Main", "since": "2024-01-02T00:00:00Z"},
         "id": "00000000-0000-0000-0000-000000000001",
         "price": "1.50",
-        "model": {"colour": "red", "at": "2024-01-02T00:00:00Z"},
+        "model": {"colour": "red", "at": "2024-01-02T00:00:00Z", "x": 0.0},
         "envelope": {"max_attempts": 3},
     } == decode(encode(value, limit=LIMIT))
 
 
 def test_a_real_pydantic_model_is_written():
-    import pydantic
-
     model = pydantic.create_model("Order", number=(int, ...), at=(datetime, ...))
     written = encode([model(number=3, at=datetime(2024, 1, 2, tzinfo=UTC))], limit=LIMIT)
     assert [{"number": 3, "at": "2024-01-02T00:00:00Z"}] == decode(written)
@@ -101,8 +98,9 @@ def in_a_circle():
     return value
 
 
-class BrokenModel:
-    def model_dump(self, *, mode):
+class BrokenModel(pydantic.BaseModel):
+    @pydantic.model_serializer
+    def fail(self) -> dict:
         raise ValueError("half filled")
 
 
@@ -132,7 +130,7 @@ def test_numbers_that_json_lacks_are_refused_with_their_place(number):
         encode({"rows": [None, {"x": number}]}, limit=LIMIT)
     with pytest.raises(UsageError, match="result is"):
         encode(number, what="result", limit=LIMIT)
-    with pytest.raises(UsageError, match=r"payload\.x is"):
+    with pytest.raises(UsageError, match="pydantic cannot read Model from what it writes of it: x: "):
         encode(Model(x=number), limit=LIMIT)
 
 
@@ -298,3 +296,80 @@ def test_an_envelope_cannot_be_changed():
     with pytest.raises(AttributeError):
         Envelope().max_attempts = 3
     assert issubclass(Envelope, msgspec.Struct)
+
+
+def deep(levels):
+    value = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def test_what_one_process_can_write_every_other_can_read():
+    assert deep(MAX_DEPTH) == decode(encode(deep(MAX_DEPTH)))
+    with pytest.raises(UsageError, match=f"payload is nested {MAX_DEPTH + 1} levels deep, the limit is"):
+        encode(deep(MAX_DEPTH + 1))
+    with pytest.raises(UsageError, match="context is nested"):
+        encode_envelope(Envelope(context={"a": deep(MAX_DEPTH)}))
+    assert encode_envelope(Envelope(context={"a": deep(MAX_DEPTH - 1)}))
+
+
+def below(frames, fn, *args):
+    return below(frames - 1, fn, *args) if frames else fn(*args)
+
+
+def test_a_value_of_all_levels_is_compared_far_down_the_stack():
+    lists, dicts = deep(MAX_DEPTH), {}
+    for _ in range(MAX_DEPTH - 1):
+        dicts = {"a": dicts}
+    for value in (lists, dicts):
+        same = partial(is_same, value, decode(encode(value)), DEFAULT_CODEC)
+        assert below(350, same)
+    assert not below(350, is_same, lists, [*deep(MAX_DEPTH - 1), 1], DEFAULT_CODEC)
+    assert not below(350, is_same, [dicts, 1], [dicts, True], DEFAULT_CODEC)
+
+
+def test_a_null_far_inside_is_told_from_a_number_that_json_lacks():
+    def around(value):
+        for _ in range(MAX_DEPTH):
+            value = [value]
+        return value
+
+    assert around(None) == decode(below(350, encode, around(None)))
+    with pytest.raises(UsageError, match=r"payload(\[0\])+ is nan, and JSON has no such number"):
+        below(350, encode, around(math.nan))
+
+
+class Loop:
+    def __init__(self):
+        self.self = self
+
+    __attrs_attrs__ = (SimpleNamespace(name="self"),)
+
+
+def test_the_comparison_of_what_holds_itself_ends():
+    assert not is_same(Loop(), Loop(), DEFAULT_CODEC)
+
+
+@given(json_values, st.integers(0, 3))
+def test_brackets_in_texts_are_no_levels(value, more):
+    text = msgspec.json.encode([value, '[{"\\' * MAX_DEPTH])
+    check_json(text)
+    outer = MAX_DEPTH - 20 + more
+    check_depth(b"[" * outer + text + b"]" * outer)
+    with pytest.raises(UsageError, match="levels deep"):
+        check_depth(b"[" * MAX_DEPTH + text + b"]" * MAX_DEPTH)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b'"\xff"', "payload is no JSON: 'utf-8' codec"),
+        (b"[1", "payload is no JSON: "),
+        (b"1e999", "payload has a value that workers cannot read \\(number out of range\\): send it as text"),
+        (b"9" * 5_000, "payload has a value that workers cannot read \\(integer value out of range\\)"),
+    ],
+)
+def test_json_that_workers_cannot_read_is_refused_in_one_sentence(data, reason):
+    with pytest.raises(UsageError, match=reason):
+        check_json(data)

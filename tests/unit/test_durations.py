@@ -4,15 +4,24 @@ Lengths of time and moments as people write them.
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta, timezone
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from duly import UsageError
-from duly.backoff import wait_ms
-from duly.durations import parse_duration, parse_time, say_duration, say_time
+from duly.durations import (
+    MAX_DUE_MS,
+    parse_duration,
+    parse_time,
+    parse_timeout,
+    say_duration,
+    say_ms,
+    say_time,
+)
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE
@@ -57,7 +66,7 @@ def test_milliseconds_are_read_exactly(ms):
 @given(st.floats(0, 1e9))
 def test_text_is_never_shorter_than_what_it_says(seconds):
     assert parse_duration(f"{seconds:.9f}") >= seconds * 1000 - 1e-3
-    assert abs(parse_duration(f"{seconds:.6f}") - wait_ms(seconds)) <= 1
+    assert abs(parse_duration(f"{seconds:.6f}") - parse_duration(seconds)) <= 1
 
 
 @pytest.mark.parametrize(
@@ -99,8 +108,79 @@ def test_a_duration_beyond_the_calendar_is_refused():
 
 
 def test_the_error_names_what_was_meant():
-    with pytest.raises(UsageError, match="ttr must be seconds or a timedelta, not True"):
+    with pytest.raises(UsageError, match="ttr must be seconds, a timedelta or text like 1h30m, not True"):
         parse_duration(True, "ttr")
+    with pytest.raises(UsageError, match="ttr='soon' is no duration; write 500ms, 15s, 1h30m, 14d"):
+        parse_duration("soon", "ttr")
+    with pytest.raises(UsageError, match="ttr='30m1h' is no duration: name each unit once"):
+        parse_duration("30m1h", "ttr")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "timeout"),
+    [
+        *((None, None), (1.5, "1.5s"), (90, "1m30s"), (5, 5), (3600, timedelta(hours=1))),
+        *((0, 0), (0, -0.25), (0, timedelta(microseconds=-1))),
+    ],
+)
+def test_a_timeout_is_a_duration_and_nothing_is_left_of_one_that_is_over(seconds, timeout):
+    assert seconds == parse_timeout(timeout)
+
+
+def test_a_timeout_that_is_no_duration_is_refused_by_its_name():
+    with pytest.raises(UsageError, match="timeout='a while' is no duration"):
+        parse_timeout("a while")
+
+
+@pytest.mark.parametrize(
+    ("ms", "wait"),
+    [
+        (0, 0),
+        (60_000, 60),
+        (1_500, 1.5),
+        (16_100, 16.1),  # and not 16,101, although the float is a little larger
+        (1, 0.000_001),
+        (10_800_000, timedelta(hours=3)),
+        (2, timedelta(microseconds=1_001)),
+        (1, timedelta(microseconds=1)),
+    ],
+)
+def test_a_wait_is_seconds_or_a_timedelta_rounded_up(ms, wait):
+    assert ms == parse_duration(wait)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        -1,
+        -0.000_1,
+        timedelta(microseconds=-1),
+        math.nan,
+        math.inf,
+        -math.inf,
+        10**30,
+        1e300,
+        timedelta.max,
+        True,
+        "soon",
+        None,
+        Fraction(1, 2),
+    ],
+)
+def test_what_is_no_wait_is_refused_by_name(wait):
+    with pytest.raises(UsageError, match="ttr"):
+        parse_duration(wait, "ttr")
+
+
+@given(st.timedeltas(min_value=timedelta(0), max_value=timedelta(days=100_000)))
+def test_a_timedelta_is_never_shortened_nor_stretched_by_a_millisecond(wait):
+    ms = timedelta(milliseconds=parse_duration(wait))
+    assert wait <= ms < wait + timedelta(milliseconds=1)
+
+
+@given(st.integers(0, 10**13))
+def test_a_float_counts_to_the_microsecond_like_a_timedelta(microseconds):
+    assert parse_duration(timedelta(microseconds=microseconds)) == parse_duration(microseconds / 1_000_000)
 
 
 @pytest.mark.parametrize(
@@ -155,3 +235,13 @@ def test_a_length_of_time_is_said_in_its_two_largest_units(said, ms):
 def test_a_moment_is_said_in_utc_whatever_its_zone():
     moment = datetime(2026, 1, 31, 10, 0, 0, 1_999, timezone(timedelta(hours=1)))
     assert "2026-01-31T09:00:00.001Z" == say_time(moment)
+
+
+@given(st.integers(1, MAX_DUE_MS))
+def test_milliseconds_are_told_as_the_moment_they_are(ms):
+    assert say_time(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)) == say_ms(ms)
+
+
+@pytest.mark.parametrize("never", [0, None])
+def test_never_is_no_time(never):
+    assert say_ms(never) is None

@@ -1,9 +1,13 @@
 import asyncio
 import contextlib
+import copy
 import enum
 import functools
+import gc
 import inspect
 import math
+import pickle
+import weakref
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
@@ -12,12 +16,15 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import msgspec
+import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duly.backoff import DEFAULT, MAX_DUE_MS, Fixed, from_wire
-from duly.codec import Envelope, decode, decode_envelope
+from duly import Duly
+from duly.backoff import DEFAULT, Fixed, from_wire
+from duly.codec import MAX_DEPTH, Envelope, decode, decode_envelope
+from duly.durations import MAX_DUE_MS
 from duly.errors import DulyError, UsageError
 from duly.handlers import AsyncHandler, Handler, Handlers, Limits, NewJob, SyncHandler, Unreadable, new_job
 from duly.job import JobKey, Lane, Order
@@ -40,27 +47,8 @@ class Point(msgspec.Struct):
     x: int
 
 
-class Model:
-    """
-    Looks like a pydantic model, as far as duly is concerned.
-    """
-
-    def __init__(self, name):
-        self.name = name
-
-    def __eq__(self, other):
-        return isinstance(other, Model) and self.name == other.name
-
-    __hash__ = None
-
-    def model_dump(self, *, mode):
-        return {"name": self.name}
-
-    @classmethod
-    def model_validate(cls, value):
-        if "name" not in value:
-            raise ValueError("a name is needed")
-        return cls(value["name"])
+class Model(pydantic.BaseModel):
+    name: str
 
 
 class Strange:
@@ -161,9 +149,8 @@ async def async_generator():
         (plain, {"concurrency": 0}),
         (plain, {"ttr": 0}),
         (plain, {"ttr": -1}),
-        (plain, {"ttr": "30"}),
+        (plain, {"ttr": "soon"}),
         (plain, {"backoff": 5}),
-        (plain, {"backoff": None}),
     ],
 )
 def test_a_handler_that_makes_no_sense_is_refused_when_it_is_defined(fn, options):
@@ -177,9 +164,79 @@ def test_parameters_without_a_name_to_travel_under_are_refused(fn):
         made(fn)
 
 
+@pytest.mark.parametrize("fn", [None, 5, "plain", []], ids=repr)
+def test_what_is_no_function_is_refused(fn):
+    for decorate in (Handlers().handler("x"), Duly().batch_handler("x")):
+        with pytest.raises(UsageError, match=r"handler of x: .* is no function"):
+            decorate(fn)
+
+
+@pytest.mark.parametrize(
+    ("fn", "told"),
+    [(Limits, "Limits is a class"), (functools.singledispatch(lambda x: x), "a singledispatch function")],
+)
+def test_a_class_and_a_singledispatch_function_are_refused(fn, told):
+    with pytest.raises(UsageError, match=told):
+        Handlers().handler("a")(fn)
+
+
+def test_a_function_that_hides_what_it_takes_is_refused():
+    with pytest.raises(UsageError, match=r"handler of x: .* does not say what it takes"):
+        Handlers().handler("x")(max)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, "hook", []], ids=repr)
+def test_a_hook_that_cannot_be_called_is_refused(wrong):
+    app = Duly()
+    for hook in (app.on_start, app.on_success, app.on_failure, app.on_timeout, app.on_lease_lost):
+        with pytest.raises(UsageError, match=r"on_[a-z_]+ takes a function"):
+            hook(wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, ["tenant"]], ids=repr)
+def test_names_that_are_no_text_are_refused(wrong):
+    app = Duly()
+    with pytest.raises(UsageError, match="inherit takes names"):
+        app.inherit(wrong)
+    with pytest.raises(UsageError, match="invalid topic"):
+        app.remove_handler(wrong)
+
+
 def test_an_invalid_topic_is_refused():
     with pytest.raises(UsageError, match="invalid topic"):
         Handlers().handler("a/b")(plain)
+
+
+class Shop:
+    def __call__(self, order: int) -> None: ...
+
+    def pay(self, order: int) -> None: ...
+
+
+def unwrapped(fn):
+    def wrapper(*args):
+        return fn(*args)
+
+    return wrapper
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [Shop(), Shop().pay, unwrapped(plain), functools.partial(plain), lambda: None],
+    ids=["object", "method", "wrapper", "partial", "lambda"],
+)
+def test_what_a_new_process_cannot_import_is_refused_for_one(fn):
+    with pytest.raises(
+        UsageError, match=r"^handler of a: a new process cannot import .*; decorate a function at the"
+    ):
+        Handlers().handler("a", run_in="process")(fn)
+
+
+def test_a_handler_that_has_another_name_in_its_module_is_refused_before_work_begins():
+    app = Duly()
+    app.handler("a", run_in="process")(plain)
+    with pytest.raises(UsageError, match=r"cannot import tests\.unit\.test_handlers\.plain as a handler"):
+        app.need_handlers()
 
 
 # ------------------------------------------------------------------------------------- the registry
@@ -193,6 +250,101 @@ def test_a_topic_has_one_handler():
     handlers.add(first)
     assert first is handlers.get("a")
     assert ["a"] == handlers.topics()
+
+
+CELL = """
+@handlers.handler("greet")
+async def greet(name: str{more}) -> str:
+    return name
+"""
+
+
+def test_a_cell_that_runs_again_replaces_its_handler():
+    handlers = Handlers()
+    scope = {"handlers": handlers, "__name__": "__main__"}
+    exec(CELL.format(more=""), scope)  # noqa: S102  # as a notebook does
+    first = scope["greet"]
+    exec(CELL.format(more=", title: str"), scope)  # noqa: S102  # as above
+    assert first is not handlers.get("greet")
+    assert scope["greet"] is handlers.get("greet")
+    assert ["greet"] == handlers.topics()
+    assert b'{"name":"Ada","title":"Dr"}' == scope["greet"].job("Ada", title="Dr").payload
+
+
+BATCH_CELL = """
+@app.batch_handler("score", max_rows={rows})
+def score(jobs):
+    return jobs
+"""
+
+
+def test_a_cell_with_a_batch_handler_that_runs_again_replaces_it():
+    app = Duly()
+    scope = {"app": app, "__name__": "__main__"}
+    for rows in (10, 20):
+        exec(BATCH_CELL.format(rows=rows), scope)  # noqa: S102  # as a notebook does
+    assert [scope["score"]] == app.handlers.batches()
+    assert 20 == scope["score"].max_rows
+
+
+@pytest.mark.parametrize("other", [("def score", "def other"), ("batch_handler", "handler")])
+def test_a_cell_that_makes_another_handler_of_a_batch_topic_is_told_to_remove_the_first(other):
+    app, cell = Duly(), BATCH_CELL.replace(", max_rows={rows}", "")
+    exec(cell, {"app": app, "__name__": "__main__"})  # noqa: S102  # as above
+    with pytest.raises(UsageError, match=r"topic score has a handler already: .*; remove it first"):
+        exec(cell.replace(*other), {"app": app, "__name__": "__main__"})  # noqa: S102  # as above
+    assert ([], ["score"]) == (app.handlers.topics(), [each.topic for each in app.handlers.batches()])
+
+
+def test_a_module_that_is_changed_and_reloaded_replaces_its_handler(tmp_path):
+    handlers = Handlers()
+    for number, before in enumerate(("", "# one more line\n", ""), 1):
+        run_file(tmp_path / "mail.py", before + CELL.format(more=f", {'x' * number}: str"), handlers)
+    assert ["greet"] == handlers.topics()
+    assert b'{"name":"Ada","xxx":""}' == handlers.get("greet").job("Ada", xxx="").payload
+
+
+@pytest.mark.parametrize("decorator", ["", "\n@timed"])
+def test_two_functions_of_one_name_in_one_file_are_refused(tmp_path, decorator):
+    cell = CELL.format(more="").replace('("greet")', f'("greet"){decorator}')
+    with pytest.raises(
+        UsageError,
+        match=r"^topic greet has two handlers of the same name, in .*mail\.py, lines \d+ and \d+; rename",
+    ):
+        run_file(tmp_path / "mail.py", TIMED + cell + cell, Handlers())
+
+
+TIMED = """
+import functools
+def timed(fn):
+    return functools.wraps(fn)(lambda name: fn(name))
+"""
+
+
+def run_file(file, text, handlers):
+    """
+    Run a module, as an import or a reload does.
+    """
+    file.write_text(text)
+    exec(compile(text, file, "exec"), {"handlers": handlers, "__name__": "shop.mail"})  # noqa: S102  # as above
+
+
+def test_a_function_of_the_same_name_elsewhere_is_another():
+    handlers = Handlers()
+    for module in ("shop.mail", "shop.orders"):
+        scope = {"handlers": handlers, "__name__": module}
+        if module == "shop.mail":
+            exec(CELL.format(more=""), scope)  # noqa: S102  # as an import does
+        else:
+            with pytest.raises(UsageError, match="has a handler already"):
+                exec(CELL.format(more=""), scope)  # noqa: S102  # as above
+
+
+def test_lambdas_are_not_taken_for_one_another():
+    handlers = Handlers()
+    handlers.handler("a")(lambda: 1)
+    with pytest.raises(UsageError, match="has a handler already"):
+        handlers.handler("a")(lambda: 2)
 
 
 def test_a_removed_handler_makes_room_for_another():
@@ -226,6 +378,39 @@ def test_a_job_holds_its_arguments_by_name_and_leaves_out_defaults():
     handler = made(welcome)
     assert NewJob("mail.welcome", b'{"user_id":42}') == handler.job(42)
     assert b'{"user_id":42,"locale":"de"}' == handler.job(user_id=42, locale="de").payload
+
+
+def test_how_a_result_is_read_is_no_part_of_what_a_job_says():
+    first, second = (Handlers().handler("user")(fn) for fn in (gives_number, gives_number))
+    assert first.job() == second.job() == NewJob("user", b"{}")
+    assert 1 == len({first.job(), second.job(), NewJob("user", b"{}")})
+    job = first.job()
+    assert job.reader is copy.deepcopy(job).reader
+    assert first.job() == pickle.loads(pickle.dumps(first.job()))  # noqa: S301  # our own
+    assert b"" == first.job().order(LIMITS).envelope
+
+
+def test_a_job_that_waits_to_be_sent_is_nothing_to_the_collector():
+    assert not gc.is_tracked(made(welcome).job(42))
+
+
+def test_a_handler_that_nobody_has_any_more_is_collected():
+    def used_once():
+        handlers = Handlers()
+
+        @handlers.handler("user")
+        def user() -> object:
+            return handlers  # a cycle: the function knows who knows it
+
+        user.job()
+        return weakref.ref(user.fn)
+
+    gone = used_once()
+    gc.collect()
+    assert gone() is None
+
+
+def gives_number() -> int: ...
 
 
 @pytest.mark.parametrize(
@@ -288,8 +473,8 @@ def test_arguments_arrive_as_the_types_they_are_annotated_with():
         "colour": Colour.red,
         "address": Address("Main"),
         "point": Point(3),
-        "model": Model("m"),
-        "models": [Model("n")],
+        "model": Model(name="m"),
+        "models": [Model(name="n")],
         "tags": {"a", "b"},
         "share": 2.0,
         "anything": {"x": [1]},
@@ -302,8 +487,6 @@ def test_arguments_arrive_as_the_types_they_are_annotated_with():
 
 
 def test_a_real_pydantic_model_arrives_validated():
-    import pydantic
-
     model = pydantic.create_model("Order", number=(int, ...), at=(datetime | None, None))
 
     def fn(order, other): ...
@@ -360,10 +543,14 @@ def test_a_handler_without_parameters_takes_nothing(payload):
         (welcome, b'{"user_id":1} x', "malformed"),
         (welcome, b"{}", "missing required field `user_id`"),
         (welcome, b'{"user_id":"1"}', "Expected `int`, got `str`"),
-        (welcome, b'{"user_id":1,"other":2}', "unknown field `other`"),
+        (
+            welcome,
+            b'{"user_id":1,"other":2}',
+            "contains an unknown field; the handler takes user_id, locale",
+        ),
         (welcome, b'"x"', "Expected `int`, got `str`"),
         (plain, b"5", "object of arguments by name"),
-        (plain, b'{"a":1}', "unknown field `a`"),
+        (plain, b'{"a":1}', "contains an unknown field; the handler takes no arguments"),
         (plain, b"", "truncated"),
         (lambda a, b: a, b"5", "object of arguments by name"),
         (lambda *, a: a, b"5", "object of arguments by name"),
@@ -384,7 +571,7 @@ def takes_model(model: Model): ...
 
 
 def test_what_a_model_refuses_is_unreadable():
-    with pytest.raises(Unreadable, match="a name is needed"):
+    with pytest.raises(Unreadable, match="name: Field required"):
         made(takes_model).bind(b'{"model":{}}')
 
 
@@ -394,11 +581,19 @@ def untyped(a, b: "NoSuchName", c: int = 0): ...  # noqa: F821
 def odd(a: Strange | int, b: Closeable, c: int): ...
 
 
-def test_what_cannot_be_resolved_or_read_is_passed_on_as_json_made_it():
-    assert {"a": 1, "b": [2], "c": "3"} == bound(made(untyped), b'{"a":1,"b":[2],"c":"3"}')
+def test_what_cannot_be_resolved_is_passed_on_as_json_made_it_and_the_others_keep_their_types(caplog):
+    assert {"a": 1, "b": [2], "c": 3} == bound(made(untyped), b'{"a":1,"b":[2],"c":3}')
+    [warning] = caplog.messages
+    assert "parameter b is annotated with what cannot be resolved (name 'NoSuchName'" in warning
+    with pytest.raises(Unreadable, match="Expected `int`, got `str`"):
+        made(untyped).bind(b'{"a":1,"b":[2],"c":"3"}')
+
+
+def test_a_union_is_read_as_those_of_its_members_that_json_can_say():
     assert {"a": 1, "b": {"x": 1}, "c": 3} == bound(made(odd), b'{"a":1,"b":{"x":1},"c":3}')
-    with pytest.raises(Unreadable):
-        made(odd).bind(b'{"a":1,"b":{},"c":"3"}')
+    for wrong in (b'{"a":"1","b":{},"c":3}', b'{"a":1,"b":{},"c":"3"}'):
+        with pytest.raises(Unreadable):
+            made(odd).bind(wrong)
 
 
 def refers_to_later(value: "Later"): ...
@@ -522,7 +717,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_known(name, hint):
     [
         {"delay": -1},
         {"delay": timedelta(seconds=-1)},
-        {"delay": "5"},
+        {"delay": "soon"},
         {"delay": math.nan},
         {"delay": timedelta.max},
         {"delay": 0, "due_at": NOON},
@@ -560,6 +755,35 @@ def test_an_unknown_option_is_refused_with_the_nearest_known(name, hint):
 def test_an_option_that_makes_no_sense_is_refused(options):
     with pytest.raises(UsageError):
         ordered(**options)
+
+
+def nested(levels, inner=None):
+    for _ in range(levels):
+        inner = {"a": inner}
+    return inner
+
+
+def test_a_context_has_as_many_levels_as_any_value():
+    order = ordered(context=nested(MAX_DEPTH))
+    assert nested(MAX_DEPTH) == decode_envelope(order.envelope).context
+    with pytest.raises(UsageError, match="context is nested 501 levels deep, the limit is 500"):
+        ordered(context=nested(MAX_DEPTH + 1))
+    with pytest.raises(UsageError, match="'a' would arrive as something else"):
+        ordered(context=nested(MAX_DEPTH - 1, (1,)))
+
+
+def test_what_is_changed_far_inside_is_told_with_its_place():
+    @Handlers().handler("far")
+    async def far(value: Any) -> Any:
+        return value
+
+    assert far.encode_result(nested(MAX_DEPTH))
+    with pytest.raises(
+        UsageError, match=r"result(\[\.\.\.\]){499} is of type tuple and would arrive as list"
+    ):
+        far.encode_result(nested(MAX_DEPTH - 1, (1,)))
+    with pytest.raises(UsageError, match=r"argument value(\['a'\]){498} is of type tuple"):
+        far.job(nested(MAX_DEPTH - 2, (1,)))
 
 
 def test_a_context_that_is_too_large_is_told_so():
@@ -638,3 +862,20 @@ def test_a_payload_made_under_wider_limits_is_refused_by_narrower_ones():
 def test_both_kinds_are_handlers():
     assert isinstance(made(welcome), Handler)
     assert isinstance(made(plain), Handler)
+
+
+@Handlers().handler("found.here")
+def found_here(number: int) -> int:
+    return number
+
+
+def test_a_handler_is_pickled_by_its_name_as_functions_are():
+    assert pickle.loads(pickle.dumps(found_here)) is found_here  # noqa: S301
+    assert copy.deepcopy([found_here])[0] is found_here
+
+
+@pytest.mark.parametrize("fn", [lambda number: number, functools.partial(found_here.fn, 1), copy.copy])
+def test_a_handler_that_its_name_does_not_lead_to_is_not_pickled(fn):
+    handler = Handler(fn, "lost")
+    with pytest.raises(pickle.PicklingError, match="the handler of lost cannot be pickled: the name of its"):
+        pickle.dumps(handler)

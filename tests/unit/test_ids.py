@@ -6,7 +6,7 @@ import time
 import pytest
 
 from duly import ids
-from duly.ids import new_id, new_nonce, new_request
+from duly.ids import _Ids, new_id, new_nonce, new_request
 from duly.job import check_id
 
 
@@ -30,6 +30,16 @@ def test_an_id_begins_with_the_time_it_was_made():
     assert before <= made <= after
 
 
+def test_ids_follow_a_clock_that_is_set_back_by_far(monkeypatch):
+    now_ms = [2_000_000_000_000]
+    monkeypatch.setattr("duly.ids.time.time_ns", lambda: now_ms[0] * 1_000_000)
+    ids = _Ids()
+    made = []
+    for now_ms[0] in (2_000_000_000_000, 1_999_999_970_000, 1_900_000_000_000):  # read by the clock
+        made.append(milliseconds_of(ids.take()))
+    assert [2_000_000_000_000, 2_000_000_000_000, 1_900_000_000_000] == made
+
+
 def test_later_ids_sort_behind_earlier_ones():
     made = [new_id() for _ in range(50_000)]
     assert sorted(set(made)) == made
@@ -40,7 +50,7 @@ def test_ids_keep_growing_while_the_clock_runs_backwards(monkeypatch):
     now = 2_000_000_000_000_000_000
     monkeypatch.setattr(ids.time, "time_ns", lambda: now)
     first = made_ids.take()
-    now -= 3_600_000_000_000
+    now -= 30_000_000_000
     second = made_ids.take()
     assert first < second
     assert milliseconds_of(first) == milliseconds_of(second)

@@ -105,3 +105,11 @@ def test_a_job_tells_its_times_as_aware_datetimes():
     job = Job("mail", "m-1", JobState.running, 1, "normal", 1, 0, b"{}", due_ms=1_000, started_ms=2_000)
     assert JobKey("mail", "m-1") == job.key
     assert (moment(1_000), moment(2_000), None) == (job.due_at, job.started_at, job.finished_at)
+
+
+@pytest.mark.parametrize("topic", ["duly.canary", "duly.callbacks", "duly.x"])
+def test_topics_of_dulys_own_are_refused_to_users(topic):
+    for what in ("topic", "reply queue"):
+        with pytest.raises(UsageError, match="duly's own"):
+            check_topic(topic, what)
+    assert "duly" == check_topic("duly")

@@ -1,11 +1,12 @@
 import asyncio
 import json
 import logging
+import re
 import sys
 
 import pytest
 
-from duly.logs import JsonFormatter, place_of
+from duly.logs import BRIEF, MESSAGE_CHARS, JsonFormatter, TextFormatter, describe
 
 
 def line(message="hello %s", *args, exc_info=None, **extra):
@@ -60,11 +61,48 @@ def test_an_exception_that_was_asked_for_is_a_field():
     assert told["exception"].endswith("KeyError: 'gone'")
 
 
-def test_an_error_is_named_without_its_message():
-    with pytest.raises(ValueError) as caught:
-        int("s3cr3t")
-    name = place_of(caught.value)
-    assert name.startswith("ValueError at ")
-    assert "test_logs.py:" in name
-    assert "s3cr3t" not in name
-    assert "asyncio.exceptions.CancelledError" == place_of(asyncio.CancelledError())
+def raised(error: BaseException) -> BaseException:
+    with pytest.raises(type(error)) as caught:
+        raise error
+    return caught.value
+
+
+def test_an_error_is_described_by_type_place_and_message():
+    assert re.fullmatch(
+        r"ValueError at test_logs\.py:\d+: no such user", describe(raised(ValueError("no such user")))
+    )
+    assert "asyncio.exceptions.CancelledError" == describe(asyncio.CancelledError())
+    assert "ValueError: (its message cannot be shown)" == describe(ValueError(Broken()))
+
+
+def test_a_message_is_one_line_of_a_bounded_length_and_steers_no_terminal():
+    told = describe(ValueError("a\n2026-01-01 ERROR shop: forged\r\n\x1b[31mred\x00"))
+    assert "ValueError: a 2026-01-01 ERROR shop: forged [31mred" == told
+    long = describe(ValueError("x" * 100_000))
+    assert ("ValueError: x", "…", MESSAGE_CHARS + len("ValueError: ")) == (long[:13], long[-1], len(long))
+
+
+def test_a_brief_line_has_no_traceback_although_its_record_has_the_exception():
+    error = raised(ValueError("no such user"))
+    record = logging.LogRecord(
+        "shop", logging.ERROR, "shop.py", 1, "dead", (), (ValueError, error, error.__traceback__)
+    )
+    whole = [form.format(record) for form in (TextFormatter(), JsonFormatter())]
+    assert all("Traceback" in text for text in whole)
+    vars(record).update(BRIEF)
+    # Another formatter was there first, and has left what it made on the record.
+    assert record.exc_text
+
+    class Costly(AssertionError): ...
+
+    def refuse(*_):
+        raise Costly
+
+    for form in (TextFormatter(), JsonFormatter()):
+        form.formatException = refuse
+        text = form.format(record)
+        assert 1 == len(text.splitlines())
+        assert "Traceback" not in text
+        assert "_brief" not in text
+    assert record.exc_info[1] is error
+    assert record.exc_text

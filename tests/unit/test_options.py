@@ -15,12 +15,13 @@ import msgspec
 import pytest
 
 from duly import where
-from duly.backoff import Backoff, Seconds
+from duly.backoff import Backoff
 from duly.cli import lines
 from duly.cli.enqueue import enqueue
 from duly.codec import Envelope, decode_envelope
 from duly.documents import JobDocument, job_document
-from duly.durations import parse_time
+from duly.durations import Seconds, parse_time
+from duly.errors import UsageError
 from duly.http.documents import JobRequest, new_job_of
 from duly.job import Job, JobState, OnConflict, Order, Placed, Priority
 from duly.newjob import Limits, NewJob, Options
@@ -63,7 +64,7 @@ def test_the_classes_that_users_see_have_every_option():
     scope |= {"Priority": Priority, "OnConflict": OnConflict}
     spelt = get_type_hints(Options, scope)
     known = {field.name: field for field in msgspec.structs.fields(NewJob)}
-    assert NAMES == spelt.keys() == known.keys() - {"topic", "payload"}
+    assert NAMES == spelt.keys() == known.keys() - {"topic", "payload", "once", "reader"}
     assert spelt == {name: known[name].type for name in spelt}
     assert {option.name: option.default for option in OPTIONS} == {
         name: known[name].default for name in spelt
@@ -108,9 +109,9 @@ def test_a_request_and_a_line_take_every_option():
 
 
 def test_documents_tell_what_the_description_says():
-    told = {option.document for option in OPTIONS if option.document}
+    told = {option.name for option in OPTIONS if option.document}
     assert told <= set(JobDocument.__struct_fields__)
-    assert {option.document for option in TOLD} <= set(JobAnswer.__struct_fields__)
+    assert {option.name for option in TOLD} <= set(JobAnswer.__struct_fields__)
 
 
 def test_commands_columns_and_filters_know_what_the_description_says():
@@ -169,5 +170,21 @@ def test_what_a_document_tells_of_an_option_is_read_back(option):
     job = said(option).placed(Placed(PLAIN.key, "created", 1, 1, JobState.ready), LIMITS)
     assert option.of(job) is not None
     document = msgspec.json.encode(job_document(job))
-    assert option.tell(option.of(job)) == json.loads(document)[option.document]
+    told = json.loads(document)[option.name]
+    assert option.tell(option.of(job)) == told
+    assert said(option).order(LIMITS) == said(option).options(**{option.name: option.read(told)}).order(
+        LIMITS
+    )
     assert job == job_of(msgspec.json.decode(document, type=JobAnswer))
+
+
+def test_a_context_of_a_column_that_is_nested_without_end_is_refused():
+    def packed(levels):
+        context = f'{{"a": {"[" * levels}{"]" * levels}}}'
+        return Packer().order(row | {"context": context})
+
+    row = {"topic": "mail", "id": "a", "due_at": "2036-01-31T09:00:00Z", "payload": "1"}
+    for levels in (500, 5_000):
+        with pytest.raises(UsageError, match=r"^context is "):
+            packed(levels)
+    assert packed(499).envelope

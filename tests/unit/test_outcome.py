@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from duly.backoff import Fixed
 from duly.codec import decode, encode
 from duly.errors import UsageError
-from duly.outcome import Ack, Buried, Bury, Raised, Retry, RetryLater, Snooze, outcome_of
+from duly.outcome import Ack, Buried, Bury, Raised, Retry, RetryLater, Snooze, Unstorable, outcome_of
 
 TWO_SECONDS = Fixed(2)
 BOOM = ValueError("boom 42")
@@ -91,7 +91,7 @@ def test_snooze_never_counts():
     assert isinstance(decided(Snooze(1), attempt=99, max_attempts=3), RetryLater)
 
 
-@pytest.mark.parametrize("delay", [0, -1, "1", timedelta(0)])
+@pytest.mark.parametrize("delay", [0, -1, "0s", "soon", timedelta(0)])
 def test_a_snooze_of_no_time_is_refused_since_it_would_run_without_end(delay):
     with pytest.raises(UsageError):
         Snooze(delay)
@@ -100,20 +100,20 @@ def test_a_snooze_of_no_time_is_refused_since_it_would_run_without_end(delay):
 @pytest.mark.parametrize(
     "unstorable", [object(), "x" * 200, float("nan"), ValueError("returned, not raised")]
 )
-def test_a_result_that_cannot_be_stored_is_a_failed_attempt(unstorable):
-    later = decided(unstorable)
-    assert isinstance(later, RetryLater)
-    assert later.counted
-    assert "result" in decode(later.error)["message"]
-    assert isinstance(decided(unstorable, attempt=3), Buried)
+def test_a_result_that_cannot_be_stored_buries_the_job(unstorable):
+    dead = decided(unstorable)
+    assert isinstance(dead, Buried)
+    assert "result" in decode(dead.error)["message"]
+    assert dead == decided(Raised(Unstorable(UsageError(decode(dead.error)["message"]))))
 
 
-def test_any_error_of_the_encoder_is_a_failed_attempt():
+@pytest.mark.parametrize(("error", "becomes"), [(KeyError, Buried), (KeyboardInterrupt, RetryLater)])
+def test_any_error_of_the_encoder_buries_the_job_unless_it_is_none_of_its_own(error, becomes):
     def broken(value):
-        raise ZeroDivisionError
+        raise error
 
-    later = outcome_of(1, attempt=1, max_attempts=2, backoff=Fixed(1), encode_result=broken)
-    assert "ZeroDivisionError" == later.signature
+    outcome = outcome_of(1, attempt=1, max_attempts=2, backoff=Fixed(1), encode_result=broken)
+    assert (becomes, error.__name__) == (type(outcome), outcome.signature)
 
 
 @pytest.mark.parametrize("ending", [Retry(), Bury(), Snooze(1)])

@@ -4,11 +4,14 @@ The slots of a worker, and who is told when one is free.
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from duly.job import JobKey, Lane, Lease
+from duly.outcome import Ack
 from duly.services.running import Run, Running
 
 HANDLER = SimpleNamespace(topic="mail", concurrency=None, isolates=False, run_in="loop")
@@ -41,3 +44,16 @@ async def test_the_end_of_one_job_is_no_news_to_others():
     room = running.room()
     running.free_slot(run)
     assert not room.done()
+
+
+async def test_the_record_is_told_of_no_run_that_ended_before_it_started(monkeypatch):
+    told = []
+    running = Running(1)
+    running.outcomes = SimpleNamespace(put=told.append)
+    [run] = begun(running, 1)
+    # Claimed at 5.9 ms by the server's clock, which says 5, and ended 0.4 ms later, at 6.3.
+    run.lease = msgspec.structs.replace(run.lease, claimed_ms=5)
+    run.outcome, run.verb = Ack(b""), "acked"
+    monkeypatch.setattr(time, "monotonic", lambda: run.sent_s + 0.0004)
+    running.end(run)
+    assert [6] == [ended.ended_ms for ended in told]

@@ -5,11 +5,13 @@ The header of a script is its signature: it must say everything that the body us
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from importlib.resources import files
 
 import pytest
 
 from duly import scripts
+from duly.connection import READING_SCRIPTS
 from duly.keys import FIXED
 from duly.scripts import GROUPS, NAMES, _header, library, load
 
@@ -19,7 +21,7 @@ PARTS = sorted(
 )
 
 #: Scripts that bring work in; at the memory limit they are refused, and all others are not.
-BRING_IN = {"add", "enqueue", "hydrate", "requeue", "reschedule", "thaw"}
+BRING_IN = {"add", "enqueue", "hydrate", "note", "probe", "requeue", "reschedule", "thaw"}
 READ_ONLY = {"get", "page"}
 
 KEYWORDS = set(
@@ -181,7 +183,7 @@ def test_only_the_last_key_and_the_last_argument_may_be_many(name):
 def test_keys_are_called_and_typed_as_in_the_list_of_keys(name):
     for line in _header(text_of(name))["KEYS"]:
         key, kind = line.split()[:2]
-        if key not in ("lanes...", "lane", "index...", "due", "due...", *GROUPS):
+        if key not in ("lanes...", "lane", "index...", "due", "due...", "entry...", *GROUPS):
             assert FIXED[key].split()[0] == kind, line
 
 
@@ -208,6 +210,11 @@ def test_finishing_goes_on_at_the_memory_limit_and_new_work_is_refused(name):
         assert "#!lua" == flags
     else:
         assert "#!lua flags=allow-oom" == flags
+
+
+def test_a_lost_reply_of_a_script_that_changes_no_job_leaves_nothing_unknown():
+    assert READ_ONLY | {"watch", "create"} == READING_SCRIPTS
+    assert all("-- moves    nothing" in (HERE / f"{name}.lua").read_text() for name in READING_SCRIPTS)
 
 
 def test_the_library_is_for_the_server_and_comments_are_for_readers_of_the_files():
@@ -242,3 +249,16 @@ def test_a_script_is_known_by_its_content():
     assert load("ack") is load("ack")
     assert re.fullmatch(r"#!lua name=(duly_[0-9a-f]{16})\n(?s:.*)", library().source)[1] == library().name
     assert NAMES == re.findall(rf"function_name='{library().name}_(\w+)'", library().source)
+
+
+@pytest.mark.parametrize("changed", ["ack", "claim"])
+def test_a_release_with_another_script_calls_functions_of_its_own(monkeypatch, changed):
+    def other(name):
+        script = load(name)
+        return replace(script, body=f"{script.body}\nlocal more") if name == changed else script
+
+    monkeypatch.setattr(scripts, "load", other)
+    theirs = library.__wrapped__()
+    assert library().source != theirs.source
+    assert library().name not in theirs.source
+    assert {library().function(name) for name in NAMES}.isdisjoint(theirs.function(name) for name in NAMES)

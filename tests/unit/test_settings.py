@@ -1,10 +1,13 @@
 import dataclasses
+import json
 import re
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from duly import Duly
+from duly.backoff import Fixed
 from duly.errors import UsageError
 from duly.handlers import Limits
 from duly.settings import KEYS, Settings, parse_size
@@ -12,6 +15,11 @@ from duly.settings import KEYS, Settings, parse_size
 #: For every setting: what to write, and what it becomes.  None of them is a default.
 SAMPLES = {
     "url": ("redis://example:6379/1", "redis://example:6379/1"),
+    "require_keys": ("yes", True),
+    "root_path": ("/queue", "/queue"),
+    "trusted_proxies": ("127.0.0.1,10.0.0.0/8", "127.0.0.1,10.0.0.0/8"),
+    "idempotency": ("1h", 3_600_000),
+    "idempotency_bytes": ("1MiB", 1024 * 1024),
     "api_key": ("duly_abc_0123456789", "duly_abc_0123456789"),
     "data": ("/var/lib/duly", Path("/var/lib/duly")),
     "durability": ("everysec", "everysec"),
@@ -19,6 +27,9 @@ SAMPLES = {
     "shards": ("16", 16),
     "concurrency": ("50", 50),
     "role": ("leader", "leader"),
+    "max_attempts": ("8", 8),
+    "backoff": ('{"kind": "fixed", "delay": 5}', Fixed(5)),
+    "ttr": ("10m", 600_000),
     "lease": ("30s", 30_000),
     "timer_scan": ("500ms", 500),
     "recover_scan": ("2s", 2_000),
@@ -70,7 +81,7 @@ def test_the_samples_name_every_setting_and_differ_from_the_defaults():
 def test_every_setting_is_reachable_in_every_layer(key):
     text, value = SAMPLES[key]
     field, _ = KEYS[key]
-    assert value == getattr(loaded(written(f'{key} = "{text}"')), field)
+    assert value == getattr(loaded(written(f"{key} = {json.dumps(text)}")), field)
     assert value == getattr(loaded(environ={f"DULY_{key.upper()}": text}), field)
     Path("duly.toml").unlink()
     assert value == getattr(loaded(**{key: text}), field)
@@ -148,15 +159,11 @@ def test_variables_of_others_are_none_of_our_business():
         ('leese = "5s"', {}, {}, r"duly\.toml: unknown setting leese; did you mean lease\?"),
         ("[worker]\nlease = 5", {}, {}, r"duly\.toml: unknown setting worker"),
         ("lease_ms = 5000", {}, {}, r"did you mean lease\?"),
-        (None, {"DULY_LEESE": "5s"}, {}, r"unknown variable DULY_LEESE; did you mean DULY_LEASE\?"),
-        (None, {"DULY_APIKEYS": "k"}, {}, r"did you mean DULY_API_KEYS\?"),
-        (None, {"DULY_Lease": "5s"}, {}, "unknown variable DULY_Lease"),
-        (None, {"DULY_ZZZZZZZ": "5s"}, {}, "known are DULY_API_KEY, DULY_API_KEYS"),
         (None, {}, {"leese": 5}, r"flags: unknown setting leese; did you mean lease\?"),
         ("lease = ", {}, {}, r"duly\.toml: "),
         ('lease = "5 parsecs"', {}, {}, r"duly\.toml: lease: '5 parsecs' is no duration; write 500ms"),
-        ("lease = true", {}, {}, "lease: duration must be seconds"),
-        ("lease = -5", {}, {}, "lease: duration=-5"),
+        ("lease = true", {}, {}, "lease: a duration must be seconds"),
+        ("lease = -5", {}, {}, "lease: -5 must be zero or more"),
         ("url = 5", {}, {}, "url: 5 is no text"),
         ("shards = 1.5", {}, {}, "shards: 1.5 is no whole number"),
         ("shards = true", {}, {}, "shards: True is no whole number"),
@@ -168,6 +175,44 @@ def test_variables_of_others_are_none_of_our_business():
 def test_what_is_wrong_is_told_with_its_place(path, environ, flags, told):
     with pytest.raises(UsageError, match=told):
         loaded(written(path) if path else None, environ, **flags)
+
+
+@pytest.mark.parametrize(
+    ("variable", "told"),
+    [
+        ("DULY_LEESE", "DULY_LEESE is ignored: unknown variable; did you mean DULY_LEASE?"),
+        ("DULY_APIKEYS", "did you mean DULY_API_KEYS?"),
+        ("DULY_Lease", "DULY_Lease is ignored: unknown variable"),
+        ("DULY_ZZZZZZZ", "known are DULY_API_KEY, DULY_API_KEYS"),
+        ("DULY_PORT_RANGE", "unknown variable"),
+    ],
+)
+def test_an_unknown_variable_is_warned_about_once_and_sets_nothing(caplog, monkeypatch, variable, told):
+    monkeypatch.setattr("duly.settings._warned", set())
+    for _ in range(2):
+        assert Settings() == loaded(environ={variable: "5s"})
+    [line] = [record.getMessage() for record in caplog.records]
+    assert told in line
+
+
+SERVICE_LINKS = {
+    "DULY_SERVICE_HOST": "10.0.0.7",
+    "DULY_SERVICE_PORT": "80",
+    "DULY_SERVICE_PORT_HTTP": "80",
+    "DULY_PORT": "tcp://10.0.0.7:80",
+    "DULY_PORT_80_TCP": "tcp://10.0.0.7:80",
+    "DULY_PORT_80_TCP_PROTO": "tcp",
+    "DULY_PORT_80_TCP_PORT": "80",
+    "DULY_PORT_80_TCP_ADDR": "10.0.0.7",
+    "DULY_REDIS_SERVICE_HOST": "10.0.0.8",
+    "DULY_REDIS_PORT": "tcp://10.0.0.8:6379",
+    "DULY_REDIS_PORT_6379_TCP_ADDR": "10.0.0.8",
+}
+
+
+def test_what_kubernetes_sets_for_a_service_named_duly_is_ignored(caplog):
+    assert Settings(lease_ms=5_000) == loaded(environ=SERVICE_LINKS | {"DULY_LEASE": "5s"})
+    assert [] == caplog.records
 
 
 def test_a_file_that_is_no_text_is_told():
@@ -233,3 +278,9 @@ def test_a_key_is_never_shown():
         with pytest.raises(UsageError, match="api_key") as caught:
             loaded(path, **wrong)
         assert not re.search("987654321|top secret", str(caught.value))
+
+
+@pytest.mark.parametrize("wrong", [{"a": 1}, {}, 0, "redis://localhost", Settings], ids=repr)
+def test_an_app_takes_no_other_settings(wrong):
+    with pytest.raises(UsageError, match=r"settings must be a duly.Settings"):
+        Duly(settings=wrong)

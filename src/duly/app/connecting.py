@@ -6,52 +6,78 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
+import sys
+import threading
+import weakref
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from duly.apikeys import KeyRing
+from duly.app.connections import Connections
 from duly.app.declaring import Declaring
 from duly.app.opening import new_store, open_record, open_remote, start_server
-from duly.connection import unreachable
-from duly.errors import ServerUnsuitable, UsageError
+from duly.app.testqueue import private
+from duly.codec import Envelope
+from duly.connection import place_of, unreachable
+from duly.defaults import attempts_of
+from duly.errors import ServerUnsuitable, Unsupported, UsageError
+from duly.extras import need
+from duly.loops import loop_if_any, patched_by, running_loop
 from duly.namespace import inspect, require
-from duly.remote.views import RemoteViews, needs_server
+from duly.remote.store import needs_server
+from duly.remote.views import RemoteViews
 from duly.remote.waiting import RemoteWaiters
 from duly.store import Store
+from duly.testrun import TEST_RUN
 from duly.views import Views
 from duly.waiting import Waiters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from types import TracebackType
     from typing import Self
 
     from duly.embedded.server import EmbeddedServer
+    from duly.handlers import Handler
+    from duly.job import Job
     from duly.namespace import ServerFacts
     from duly.record.assembly import WholeRecord
+    from duly.remote.link import RemoteLink
     from duly.remote.store import RemoteStore
     from duly.settings import Settings
 
 log = logging.getLogger("duly")
 
+_apps: weakref.WeakSet[Connecting] = weakref.WeakSet()
+#: Of the parents of a forked child.  Never freed there: that would close what the parent still uses.
+_inherited: list[object] = []
+
 
 class Connecting(Declaring):
     """
     An app's connections: made on first use, one set for each event loop.
+
+    Any number of loops may use the app at once, each in its own thread.
     """
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.facts: ServerFacts | None = None
         self.must_exist = False  #: refuse a namespace that is not there, instead of making it
-        self._server: EmbeddedServer | None = None
-        self._store: Store | RemoteStore | None = None
-        self._record: WholeRecord | None = None
-        self._unrecorded = False  #: the namespace was seen to have no record
-        self._waiters: Waiters | RemoteWaiters | None = None
         self._now: Callable[[], int] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._connecting: asyncio.Lock | None = None
+        self._own: Settings | None = None  #: those it is configured with, while a test run gives it others
+        self._in_test_bed = False
+        self._told: set[str] = set()  #: warnings about the server, each of which is logged once
+        self._begin_unconnected()
+
+    def _begin_unconnected(self) -> None:
+        self._server: EmbeddedServer | None = None  #: shared by all loops
+        self._starting = threading.Lock()  #: held while the server is started
+        self._by_loop: dict[asyncio.AbstractEventLoop, Connections] = {}
+        self._changing = threading.Lock()  #: guards the dict; a loop looks itself up without it
+        _apps.add(self)
 
     async def __aenter__(self) -> Self:
         """
@@ -72,7 +98,7 @@ class Connecting(Declaring):
         The connected store.
 
         Raises:
-            UsageError: The URL is that of an HTTP service.
+            Unsupported: The URL is that of an HTTP service.
             StoreUnavailable: The server cannot be reached or started.
             ServerUnsuitable, LayoutMismatch: It does not fit.
         """
@@ -92,19 +118,23 @@ class Connecting(Declaring):
             StoreUnavailable: It cannot be reached or started.
             ServerUnsuitable, LayoutMismatch: It does not fit.
         """
-        backend = await self._backend()
-        if self._record is not None:
-            await self._record.agreed_if_there()
-        elif isinstance(backend, Store):
-            await self._need_no_record(backend)
-        return self._record or backend
+        here = await self._here()
+        # Taken now: another task may close them meanwhile.
+        store, record = here.store, here.record
+        if record is not None:
+            await record.agreed_if_there()
+            return record
+        if not here.unrecorded and isinstance(store, Store):
+            await self._need_no_record(store)
+            here.unrecorded = True
+        return cast("Store | RemoteStore", store)
 
     async def record(self) -> WholeRecord:
         """
         The connected record, compared with the queue.
 
         Raises:
-            UsageError: There is none.
+            Unsupported: There is none.
             StoreUnavailable, RecordUnavailable: Server or database cannot be reached.
             ServerUnsuitable, LayoutMismatch: One of them does not fit.
         """
@@ -117,23 +147,44 @@ class Connecting(Declaring):
         The connected record for who writes rows in a transaction of its own, and nothing besides.
 
         Raises:
-            UsageError: There is none.
+            Unsupported: There is none.
             StoreUnavailable, RecordUnavailable: Server or database cannot be reached.
             ServerUnsuitable, LayoutMismatch: One of them does not fit.
         """
-        await self._backend()
-        if self._record is None:
-            raise UsageError("there is no record: Duly(…, record='postgresql://…'), or DULY_RECORD")
-        return self._record
+        here = await self._here()
+        if self.settings.remote:
+            raise Unsupported(
+                f"{self.settings.url} is a queue's HTTP service, which has no part in a transaction: "
+                "leave out session, or use the queue's own server and its record"
+            )
+        if here.record is None:
+            raise Unsupported("there is no record: Duly(…, record='postgresql://…'), or DULY_RECORD")
+        return here.record
 
     async def views(self) -> Views:
         """
         Read-only questions to the store.
         """
-        backend = await self._backend()
-        if self._record is not None:
-            return self._record.views()
-        return Views(backend) if isinstance(backend, Store) else RemoteViews(backend.link)
+        here = await self._here()
+        if here.record is not None:
+            views: Views = here.record.views()
+        else:
+            is_remote = not isinstance(here.store, Store)
+            views = RemoteViews(_remote(here).link) if is_remote else Views(cast("Store", here.store))
+        views.resolve = self._resolve
+        return views
+
+    def _resolve(self, job: Job) -> Job:
+        """
+        Add to a job, just made, how many runs it has at most: by itself, else by its handler or the settings.
+        """
+        default = self._terms(job.topic).max_attempts
+        attempts = attempts_of(job.envelope or Envelope(), default)
+        object.__setattr__(job, "max_attempts", attempts)  # nobody else has it yet, and a copy takes longer
+        return job
+
+    def _terms(self, topic: str) -> Handler[..., Any] | Settings:
+        return self.handlers.get(topic) or self.settings
 
     async def key_ring(self) -> KeyRing:
         """
@@ -143,64 +194,182 @@ class Connecting(Declaring):
             UsageError: ``DULY_API_KEYS`` cannot be read.
         """
         store = await self.store()
-        return KeyRing(store, keeper=None if self._record is None else self._record.keys)
+        record = (await self._here()).record
+        # A queue on a server of its own has no directory: what lies in the default one is another's.
+        marker = self.settings.data / f"keys-required-{store.namespace}" if self._server else None
+        return KeyRing(store, keeper=None if record is None else record.keys, marker=marker)
 
     async def waiters(self) -> Waiters | RemoteWaiters:
         """
         Who waits for jobs to end.
         """
-        backend = await self._backend()
-        if self._waiters is None:
-            elsewhere = None if self._record is None else self._record.views().get
-            self._waiters = (
-                Waiters(backend, elsewhere) if isinstance(backend, Store) else RemoteWaiters(backend.link)
-            )
-        return self._waiters
+        here = await self._here()
+        if here.waiters is None:
+            elsewhere = None if here.record is None else here.record.views().get
+            if isinstance(here.store, Store):
+                here.waiters = Waiters(here.store, elsewhere)
+            else:
+                here.waiters = RemoteWaiters(_remote(here).link)
+        return here.waiters
 
     def make_store(self, kind: Callable[..., Store] = Store) -> Store:
         """
         A store with connections of its own, for another thread or task.
 
         Raises:
-            UsageError: The URL is that of an HTTP service.
+            Unsupported: The URL is that of an HTTP service.
         """
+        return self._store_beside(self._record_here, kind)
+
+    def _store_beside(self, record: WholeRecord | None, kind: Callable[..., Store] = Store) -> Store:
+        self._follow_test_run()
         self._need_server()
         store = new_store(self.settings, self._server, self._now, kind)
-        if self._record is not None:
-            store.agree, store.generation = self._record.guard.agree, self._record.generation
+        if record is not None:
+            store.agree, store.generation = record.agree, record.generation
         return store
+
+    @property
+    def _record_here(self) -> WholeRecord | None:
+        """
+        The record that is connected on the loop that runs here.
+        """
+        loop = loop_if_any()
+        here = None if loop is None else self._by_loop.get(loop)
+        return None if here is None else here.record
+
+    @property
+    def place(self) -> str:
+        """
+        Where its jobs wait, for messages: a folder, or an address without a password.
+        """
+        settings = self.settings
+        if settings.url is None:
+            found = f"the embedded server in {settings.data.absolute()}"
+        elif settings.remote:
+            found = f"the service at {settings.url}"
+        else:
+            found = f"the server at {place_of(settings.url)}"
+        return found if settings.namespace == "duly" else f"{found}, namespace {settings.namespace}"
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
         """
-        The event loop in which it is connected, None if it is not.
+        An event loop in which it is connected, the one that runs here before any other; None if it is not.
         """
-        return self._loop if self._store is not None else None
+        loops = self._connected_loops()
+        here = loop_if_any()
+        return here if here in loops else next(iter(loops), None)
+
+    def _connected_loops(self) -> list[asyncio.AbstractEventLoop]:
+        with self._changing:
+            return [
+                loop
+                for loop, each in self._by_loop.items()
+                if each.store is not None and not loop.is_closed()
+            ]
+
+    async def _remote_link(self) -> RemoteLink:
+        return _remote(await self._here()).link
+
+    @property
+    def configured(self) -> Settings:
+        """
+        The settings it was made with, also while a test run gives it others.
+        """
+        return self._own or self.settings
 
     # -- since when, and for how long ---------------------------------------------------------------------
 
-    async def _backend(self) -> Store | RemoteStore:
-        loop = asyncio.get_running_loop()
-        if self._store is not None and self._loop is loop:
-            return self._store
-        if self._connecting is None or self._loop is not loop:
-            self._loop, self._connecting = loop, asyncio.Lock()
-            self._store = self._record = self._waiters = None
-            self._unrecorded = False
-        async with self._connecting:
-            if self._store is None:
-                store = await self._connect()
+    def _ready(self) -> Store | RemoteStore | None:
+        """
+        The queue, if it is connected on this loop and known to have no record; asked of every job sent.
+        """
+        here = self._by_loop.get(running_loop())
+        return None if here is None or not here.unrecorded or TEST_RUN.watches else here.store
+
+    async def _here(self) -> Connections:
+        """
+        What is connected on the loop that runs here; connects if nothing is.
+        """
+        loop = running_loop()
+        if TEST_RUN.watches:
+            for close in self._follow_test_run():
+                await close()
+        here = self._by_loop.get(loop)
+        if here is not None and here.store is not None:
+            return here
+        if here is None:
+            here = self._add_loop(loop)
+        async with here.opening:
+            if here.store is None:
+                store, record = await self._connect(), None
                 if isinstance(store, Store) and self.settings.record is not None:
-                    self._record = await open_record(store, self.settings.record, self.settings)
-                self._store = store
-        return self._store
+                    record = await open_record(store, self.settings.record, self.settings)
+                await here.hold(store, record)
+        return here
+
+    async def _backend(self) -> Store | RemoteStore:
+        return cast("Store | RemoteStore", (await self._here()).store)
+
+    def _add_loop(self, loop: asyncio.AbstractEventLoop) -> Connections:
+        with self._changing:
+            # Loops that were closed without the end that closes their connections: those went with them.
+            for each in [each for each in self._by_loop if each.is_closed()]:
+                del self._by_loop[each]
+            here = self._by_loop[loop] = Connections(loop, self._forget)
+        return here
+
+    def _forget(self, ended: Connections) -> None:
+        with self._changing:
+            if self._by_loop.get(ended.loop) is ended:
+                del self._by_loop[ended.loop]
+
+    def _follow_test_run(self) -> list[Callable[[], Awaitable[None]]]:
+        """
+        Go where the test run of this process allows, if there is one; the answer closes what was connected.
+
+        Raises:
+            UsageError: It allows nothing.
+        """
+        if not TEST_RUN.watches or self._in_test_bed:
+            return []
+        settings = TEST_RUN.settings_for(self.configured, private)
+        if settings is self.settings or settings == self.settings:
+            return []
+        self._own = None if settings is self.configured else self.configured
+        self.settings = settings
+        # Forgotten first: nobody gets them while they are closed.  Those of other loops end with these.
+        with self._changing:
+            sets, self._by_loop = self._by_loop, {}
+            server, self._server = self._server, None
+        here = loop_if_any()
+        left: list[Callable[[], Awaitable[None]]] = []
+        if here in sets:
+            left.append(sets[here].aclose)
+        if server is not None:
+            left.append(partial(asyncio.to_thread, server.close))
+        return left
 
     async def _connect(self) -> Store | RemoteStore:
         if self.settings.remote:
+            if "eventlet" in sys.modules and not hasattr(socket.socket, "sendmsg"):
+                raise UsageError(
+                    "the HTTP service cannot be reached where eventlet has patched sockets: asyncio needs "
+                    "what they lack; give Duly the URL of a server, or use threads or gevent"
+                )
             return await open_remote(self.settings)
+        if self.settings.record is not None:
+            need("a record", "sqlalchemy")
         if self.settings.url is None and self._server is None:
-            self._server = await start_server(self.settings)
-        store = self.make_store()
+            if patched_by() == "eventlet":
+                # It would wait for ever for what the server says.
+                raise UsageError(
+                    "the embedded server cannot be started where eventlet has patched threads: give Duly the "
+                    "URL of a server, or use threads or gevent"
+                )
+            await asyncio.to_thread(self._start_server)
+        store = self._store_beside(None)
         try:
             await self._inspect(store)
         except BaseException as error:
@@ -212,6 +381,12 @@ class Connecting(Declaring):
             raise
         return store
 
+    def _start_server(self) -> None:
+        # One loop starts it, the others wait for that.
+        with self._starting:
+            if self._server is None:
+                self._server = start_server(self.settings)
+
     @property
     def _may_wait(self) -> bool:
         """
@@ -222,7 +397,9 @@ class Connecting(Declaring):
     async def _inspect(self, store: Store) -> None:
         self.facts = await inspect(store.link)
         for warning in self.facts.warnings:
-            log.warning("%s", warning)
+            if warning not in self._told:
+                self._told.add(warning)
+                log.warning("%s", warning)
         if self.must_exist:
             await require(store.link, self.settings.namespace)
         await store.create()
@@ -234,7 +411,7 @@ class Connecting(Declaring):
         async with first:
             if store.link.before is None:
                 return
-            scout = self.make_store()
+            scout = self._store_beside(None)
             try:
                 await self._inspect(scout)
             finally:
@@ -245,11 +422,8 @@ class Connecting(Declaring):
         """
         Refuse to move jobs behind the back of a record.
         """
-        if self._unrecorded:
-            return
         if await store.link.call("HGET", store.keys[0].fixed["meta"], "record"):
             raise ServerUnsuitable(store.needs_record())
-        self._unrecorded = True
 
     def _need_server(self) -> None:
         if self.settings.remote:
@@ -258,26 +432,53 @@ class Connecting(Declaring):
     async def reconnect(self) -> None:
         """
         Connect anew and check the server again, for instance after it was emptied.
+
+        On the loop that runs here; others keep their connections.
         """
-        await self._disconnect()
+        here = self._by_loop.get(running_loop())
+        if here is not None:
+            if here.store is not None and not isinstance(here.store, Store):
+                # Calls under way go on: there is nothing here that a service could have forgotten.
+                await here.store.link.look()
+                return
+            await here.aclose()
         await self.queue()
 
     async def aclose(self) -> None:
         """
-        Close connections; the embedded server ends when its last user has gone.
-        """
-        if self._waiters is not None:
-            await self._waiters.aclose()
-            self._waiters = None
-        await self._disconnect()
-        if self._server is not None:
-            await asyncio.to_thread(self._server.close)
-            self._server = None
+        Close the connections of this event loop; those of another are closed there, or with it.
 
-    async def _disconnect(self) -> None:
-        if self._record is not None:
-            await self._record.aclose()
-            self._record = None
-        if self._store is not None:
-            await self._store.link.aclose()
-            self._store = None
+        The embedded server ends when its last user has gone.
+        """
+        loop = running_loop()
+        here = self._by_loop.get(loop)
+        if here is not None:
+            await here.aclose()
+        with self._changing:
+            others = any(
+                each.store is not None or each.opening.locked()
+                for other, each in self._by_loop.items()
+                if other is not loop and not other.is_closed()
+            )
+            server, self._server = (self._server, None) if not others else (None, self._server)
+        if server is not None:
+            await asyncio.to_thread(server.close)
+
+    def _leave_to_parent(self) -> None:
+        """
+        Begin anew in a forked child: what is connected is the parent's, and its locks may be held for ever.
+        """
+        _inherited.extend(each.leave() for each in self._by_loop.values())
+        self._begin_unconnected()
+
+
+def _remote(here: Connections) -> RemoteStore:
+    return cast("RemoteStore", here.store)
+
+
+def _after_fork() -> None:
+    for app in list(_apps):
+        app._leave_to_parent()  # noqa: SLF001  # the other half of the class
+
+
+os.register_at_fork(after_in_child=_after_fork)

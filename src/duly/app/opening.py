@@ -5,11 +5,15 @@ Opening what an app speaks to: a server of its own, a store, a service over HTTP
 from __future__ import annotations
 
 import asyncio
+import codecs
 import logging
 from typing import TYPE_CHECKING
 
 from duly.connection import Link
+from duly.defaults import MAX_CRASHES
 from duly.errors import StoreUnavailable, UsageError
+from duly.extras import needed
+from duly.forks import importing
 from duly.store import Keeping, Store
 
 if TYPE_CHECKING:
@@ -22,20 +26,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("duly")
 
-MAX_CRASHES = 3  #: of a job that says nothing else
 
-
-async def start_server(settings: Settings) -> EmbeddedServer:
+def start_server(settings: Settings) -> EmbeddedServer:
     """
-    Start an embedded server, or join the one that runs.
+    Start an embedded server, or join the one that runs; blocks until it answers.
 
     Raises:
         StoreUnavailable: It does not start.
     """
-    from duly.embedded.server import EmbeddedServer  # noqa: PLC0415  # only who has no server needs one
+    with importing():
+        from duly.embedded.server import EmbeddedServer  # noqa: PLC0415  # only who has no server needs one
 
     server = EmbeddedServer(settings.data, settings.durability)
-    await asyncio.to_thread(server.start)
+    server.start()
     return server
 
 
@@ -48,6 +51,7 @@ def new_store(
     """
     A store with connections of its own, on the embedded *server* if there is one; connects on first use.
     """
+    _import_idna()
     link = Link(
         server.url if server is not None else settings.url or "",
         ensure=None if server is None else _ensure(server),
@@ -78,11 +82,14 @@ async def open_remote(settings: Settings) -> RemoteStore:
         StoreUnavailable, ServerUnsuitable: It cannot be reached, or is no such service.
     """
     # Only who has no server needs a client of HTTP.
-    from duly.remote.link import RemoteLink  # noqa: PLC0415  # only for HTTP
-    from duly.remote.store import RemoteStore  # noqa: PLC0415  # likewise
+    with needed("a queue with an http(s):// URL"), importing():
+        from duly.remote.link import RemoteLink  # noqa: PLC0415  # only for HTTP
+        from duly.remote.store import RemoteStore  # noqa: PLC0415  # likewise
 
+    _import_idna()
+    patience_s = settings.socket_timeout_ms / 1000
     link = RemoteLink(
-        settings.url or "", api_key=settings.api_key, timeout_s=settings.socket_timeout_ms / 1000
+        settings.url or "", api_key=settings.api_key, patience_s=patience_s, timeout_s=patience_s
     )
     try:
         await link.look()
@@ -102,18 +109,24 @@ async def open_record(store: Store, url: str, settings: Settings) -> WholeRecord
     """
     record: WholeRecord | None = None
     try:
-        from duly.record.assembly import WholeRecord  # noqa: PLC0415  # packages that need not be there
+        with needed("a record"):
+            with importing():
+                from duly.record.assembly import WholeRecord  # noqa: PLC0415  # packages that need not be there
 
-        record = WholeRecord(url, store, horizon_ms=settings.horizon_ms, keep_ms=settings.record_keep_ms)
-        await record.open()
-    except BaseException as error:
+            record = WholeRecord(url, store, horizon_ms=settings.horizon_ms, keep_ms=settings.record_keep_ms)
+            await record.open()
+    except BaseException:
         if record is not None:
             await record.aclose()
         await store.link.aclose()
-        if isinstance(error, ImportError):
-            raise UsageError(f"a record needs {error.name}: pip install 'duly[record]'") from error
         raise
     return record
+
+
+def _import_idna() -> None:
+    # What the first look for the address of a host would import.
+    with importing():
+        codecs.lookup("idna")
 
 
 def _ensure(server: EmbeddedServer) -> Callable[[], Awaitable[None]]:

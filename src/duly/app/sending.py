@@ -8,29 +8,33 @@ import asyncio
 from collections import Counter
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import msgspec
 
 from duly.app.connecting import Connecting
-from duly.app.opening import MAX_CRASHES
-from duly.backoff import wait_ms
 from duly.context import CURRENT
+from duly.defaults import MAX_CRASHES
+from duly.durations import parse_timeout
 from duly.errors import DulyError, OutcomeUnknown, UsageError
 from duly.handle import JobHandle
+from duly.handlers import Handler
 from duly.job import JobKey, check_id, check_topic
+from duly.mistakes import check_one_payload, check_payload, checked_jobs, no_job
 from duly.newjob import NewJob, new_job
 from duly.remote.replies import RemoteReplies
 from duly.replies import Replies, StoreReplies
+from duly.tracebacks import NOT_REACHED, shorten, shortens
 from duly.waiting import Waiters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Awaitable, Iterable, Iterator
     from typing import Unpack
 
-    from duly.backoff import Seconds
+    from duly.durations import Seconds
     from duly.job import Order
     from duly.newjob import Options
     from duly.record.sessions import AnySession
-    from duly.store import Store
 
 R = TypeVar("R")
 
@@ -57,11 +61,12 @@ class Sending(Connecting):
         **options: Unpack[Options],
     ) -> JobHandle[Any]: ...
 
+    @shortens
     async def enqueue(
         self,
         job: NewJob[R] | str,
         payload: object = None,
-        *,
+        *more: object,
         session: AnySession | None = None,
         **options: Unpack[Options],
     ) -> JobHandle[R] | JobHandle[Any]:
@@ -77,19 +82,49 @@ class Sending(Connecting):
             StoreUnavailable, OutcomeUnknown: See `duly.errors`.
         """
         if isinstance(job, str):
-            job = new_job(job, payload, self.settings.limits)
+            if more:
+                check_one_payload(job, payload, more)
+            job = new_job(job, payload, self.settings.limits, self.codec)
+        elif not isinstance(job, NewJob):
+            raise no_job(job, tuple(arg for arg in (payload, *more) if arg is not None))
+        elif payload is not None or more:
+            check_payload(job, payload, more)
         if options:
             job = job.options(**options)
+        try:
+            return await self._send_one(job, session)
+        except NOT_REACHED as error:
+            raise shorten(error) from None
+
+    async def enqueue_awaited(self, job: NewJob[R]) -> JobHandle[R]:
+        """
+        Promise to run a job for a caller that waits for its end: its result is kept for a minute at least.
+
+        To ask for the result after `enqueue` has returned may be too late for a job with ``retain=0``.
+
+        Raises:
+            UsageError, JobExists, QueueFull, StoreUnavailable, OutcomeUnknown: As `enqueue` does.
+        """
+        return await self._send_one(job, awaited=True)
+
+    def _send_one(
+        self, job: NewJob[Any], session: AnySession | None = None, *, awaited: bool = False
+    ) -> Awaitable[JobHandle[Any]]:
+        # Not a coroutine itself: one more for each job would be felt.
         job = self.middleware.inherit(job)
         if self.middleware.around_enqueue():
-            return await self.middleware.send(job, partial(self._send, session=session))
-        return await self._send(job, session=session)
+            return self.middleware.send(job, partial(self._send, session=session, awaited=awaited))
+        return self._send(job, session=session, awaited=awaited)
 
-    async def _send(self, job: NewJob[Any], *, session: AnySession | None = None) -> JobHandle[Any]:
+    async def _send(
+        self, job: NewJob[Any], *, session: AnySession | None = None, awaited: bool = False
+    ) -> JobHandle[Any]:
         order = self._order(job)
+        if awaited:
+            order = msgspec.structs.replace(order, awaited=True)
         try:
             if session is None:
-                placed = await (await self.queue()).enqueue(order)
+                placed = await (self._ready() or await self.queue()).enqueue(order)
             else:
                 placed = await (await self.promises()).enqueue(order, session=session)
         except OutcomeUnknown as error:
@@ -100,19 +135,20 @@ class Sending(Connecting):
             raise OutcomeUnknown(msg) from error
         if self.hooks.meter is not None:
             self.hooks.meter.enqueued(placed.key.topic, placed.word)
-        return JobHandle(self, placed.key, placed)
+        return JobHandle(self, placed.key, placed, job.reader)
 
     async def enqueue_many(
-        self, jobs: Iterable[NewJob[Any]], *, session: AnySession | None = None
-    ) -> list[JobHandle[Any] | DulyError]:
+        self, jobs: Iterable[NewJob[R]], *, session: AnySession | None = None
+    ) -> list[JobHandle[R] | DulyError]:
         """
         Promise any number of jobs; one outcome for each, in their order.  A wrong one is an outcome, too.
 
         *jobs* may be made on the way: they are taken as they are sent, a few hundred at a time.
         With a *session* they are part of its transaction, see `enqueue`.
         """
+        checked_jobs(jobs)
         if CURRENT.get(None) is not None:
-            jobs = map(self.middleware.inherit, jobs)
+            jobs = map(self._inherit, jobs)
         if self.middleware.around_enqueue():
             return await self._send_many_through(jobs, session)
         outcomes: list[Any] = []
@@ -123,11 +159,15 @@ class Sending(Connecting):
             for job in jobs:
                 try:
                     order = self._order(job)
-                except UsageError as error:
+                except DulyError as error:
                     outcomes.append(error)
+                except Exception as error:  # noqa: BLE001  # whatever is wrong with one, the others are sent
+                    refusal = UsageError(f"{job.topic}: cannot be sent: {type(error).__name__}: {error}")
+                    refusal.__cause__ = error
+                    outcomes.append(refusal)
                 else:
                     positions.append(len(outcomes))
-                    outcomes.append(None)
+                    outcomes.append(job.reader)
                     yield order
 
         if session is None:
@@ -136,7 +176,9 @@ class Sending(Connecting):
             answers = await (await self.promises()).enqueue_many(orders(), session=session)
         for position, answer in zip(positions, answers, strict=True):
             outcomes[position] = (
-                answer if isinstance(answer, DulyError) else JobHandle(self, answer.key, answer)
+                answer
+                if isinstance(answer, DulyError)
+                else JobHandle(self, answer.key, answer, outcomes[position])
             )
         if self.hooks.meter is not None:
             sent = Counter(
@@ -164,6 +206,8 @@ class Sending(Connecting):
     async def _send_through(
         self, job: NewJob[Any], session: AnySession | None = None
     ) -> JobHandle[Any] | DulyError:
+        if not isinstance(job, NewJob):
+            return no_job(job)
         try:
             return await self.middleware.send(job, partial(self._send, session=session))
         except DulyError as error:
@@ -173,17 +217,36 @@ class Sending(Connecting):
             refusal.__cause__ = error
             return refusal
 
-    def _order(self, job: NewJob[Any]) -> Order:
-        handler = self.handlers.get(job.topic)
-        if job.max_crashes is None and handler is not None and handler.max_crashes != MAX_CRASHES:
-            job = job.options(max_crashes=handler.max_crashes)
-        return job.order(self.handlers.limits)
+    def _inherit(self, job: NewJob[Any]) -> NewJob[Any]:
+        return self.middleware.inherit(job) if isinstance(job, NewJob) else job
 
-    def job(self, topic: str, id_: str) -> JobHandle[Any]:
+    def _order(self, job: NewJob[Any]) -> Order:
+        if not isinstance(job, NewJob):
+            raise no_job(job)
+        try:
+            handler = self.handlers.get(job.topic)
+            if handler is None:
+                return job.order(self.handlers.limits)
+            if job.max_crashes is None and handler.max_crashes != MAX_CRASHES:
+                job = job.options(max_crashes=handler.max_crashes)
+            return job.order(self.handlers.limits, topic=handler.topic)
+        except RecursionError:
+            raise UsageError(
+                f"{job.topic}: an option is nested more deeply than this process can read: make it flatter"
+            ) from None
+
+    @overload
+    def job(self, topic: Handler[..., R], id_: str) -> JobHandle[R]: ...
+
+    @overload
+    def job(self, topic: str, id_: str) -> JobHandle[Any]: ...
+
+    def job(self, topic: Handler[..., Any] | str, id_: str) -> JobHandle[Any]:
         """
-        A handle on a job that was sent earlier, maybe by somebody else.
+        A handle on a job that was sent earlier, maybe by somebody else; of a handler, or of a topic by name.
         """
-        return JobHandle(self, JobKey(check_topic(topic), check_id(id_)))
+        name, reader = (topic.topic, topic.reader) if isinstance(topic, Handler) else (topic, None)
+        return JobHandle(self, JobKey(check_topic(name), check_id(id_)), reader=reader)
 
     def replies(self, name: str, *, wait: Seconds | None = None) -> Replies:
         """
@@ -195,14 +258,17 @@ class Sending(Connecting):
         Raises:
             UsageError: No queue can be called so.
         """
-        wait_s = None if wait is None else wait_ms(wait, "wait") / 1000
-        return Replies(self.reply_queue, check_topic(name, "reply queue"), wait_s)
+        return Replies(
+            self.reply_queue, check_topic(name, "reply queue"), parse_timeout(wait, "wait"), self.read_result
+        )
 
     async def reply_queue(self) -> StoreReplies | RemoteReplies:
         """
         Where replies are taken and acked, a call for each.
         """
-        queue, waiters = await self.queue(), await self.waiters()
+        await self.queue()  # refuses what does not fit, and has a queue compared with its record
+        waiters = await self.waiters()
         if isinstance(waiters, Waiters):
-            return StoreReplies(cast("Store", queue), waiters)
+            # Also with a record: replies are the server's alone.
+            return StoreReplies(await self.store(), waiters, self._resolve)
         return RemoteReplies(waiters.link)

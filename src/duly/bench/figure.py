@@ -4,20 +4,20 @@ A figure, and whether it is as good as it should be.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
     """
-    One number, and the bound it should keep.
+    One number, which way is better, and the bound it should keep.
     """
 
     name: str
     value: float
     unit: str
     bound: float | None = None
-    at_least: bool = True
+    at_least: bool = field(kw_only=True)  #: whether more is better, with a bound or without one
     least: float | None = None  #: of several runs, of which *value* is the median
     most: float | None = None
 

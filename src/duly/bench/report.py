@@ -70,9 +70,9 @@ def write(path: Path, figures: Sequence[Figure], **about: Any) -> None:
     path.write_text(json.dumps(document(figures, **about), indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
-def machine() -> dict[str, Any]:
+def machine(tree: Path = Path(__file__).parent) -> dict[str, Any]:
     """
-    What the figures were made on.
+    What the figures of *tree* were made on.
     """
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
@@ -88,14 +88,14 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
-        "commit": _commit(),
+        "commit": _commit(tree),
     }
 
 
-def _commit() -> str:
+def _commit(tree: Path) -> str:
     describe = ["git", "describe", "--always", "--dirty"]
     try:
-        done = subprocess.run(describe, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+        done = subprocess.run(describe, cwd=tree, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return done.stdout.strip()

@@ -111,11 +111,11 @@ class Hosts:
     def _admit(self, name: str, host: Host) -> None:
         wait_s = host.open_s - self._clock()
         if wait_s > 0:
-            raise PutOff(f"{name} failed {host.failures} times in a row and is left alone", _later(wait_s))
+            raise PutOff(f"{name} failed {host.failures} times in a row and is left alone", later(wait_s))
         if host.trying:
-            raise PutOff(f"{name} is tried again with another job first", _later(max(1.0, host.takes_s)))
+            raise PutOff(f"{name} is tried again with another job first", later(max(1.0, host.takes_s)))
         if host.running >= self._at_once:
-            raise PutOff(f"{name} has {host.running} callbacks already", _later(max(0.5, host.takes_s)))
+            raise PutOff(f"{name} has {host.running} callbacks already", later(max(0.5, host.takes_s)))
 
     def _note(self, host: Host, *, failed: bool) -> None:
         if not failed:
@@ -138,6 +138,8 @@ class Hosts:
         return host
 
 
-def _later(seconds: float) -> float:
-    # Apart from each other, so that they do not all come back at once.
+def later(seconds: float) -> float:
+    """
+    Return *seconds* or somewhat more, so that jobs that are put off together do not come back at once.
+    """
     return seconds * random.uniform(1.0, 1.5)

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import duly
+from duly.allowlist import Refused
 from duly.callbacks.breaker import Hosts, PutOff
-from duly.callbacks.guard import Guard, Refused, Unresolved
+from duly.callbacks.guard import Guard
+from duly.callbacks.lookups import Unresolved
 from duly.callbacks.post import NoAnswer, Poster
 from duly.callbacks.signature import SecretBook, sign
 from duly.durations import say_time
@@ -121,7 +123,7 @@ class Deliverer:
         Raises:
             UsageError: One of them cannot be read.
         """
-        guard = Guard(allow, **({} if resolver is None else {"resolver": resolver}))
+        guard = Guard(allow, resolver=resolver)
         try:
             self._poster = Poster(guard, connect_s=connect_s, total_s=total_s, ca_file=ca_file)
         except OSError as error:
@@ -199,16 +201,16 @@ class Deliverer:
             raise Retry(reason=f"refused: {error}") from None
         except (NoAnswer, Unresolved) as error:
             raise Retry(reason=f"{target.host}: {error}") from None
-        return _result(answer)
+        return _result(answer, delivery)
 
 
-def _result(answer: Answer) -> Any:
+def _result(answer: Answer, delivery: Delivery) -> Any:
     """
     What an answer means for the job.
     """
     status = answer.status
     if 200 <= status < 300:
-        return _document(answer)
+        return _document(answer, delivery)
     if status == _GONE:
         raise Bury("the receiver answered 410: it wants no more of these")
     what = f"the receiver answered {status}"
@@ -217,18 +219,23 @@ def _result(answer: Answer) -> Any:
     raise Retry(_asked_s(answer.headers.get("retry-after", "")), what)
 
 
-def _document(answer: Answer) -> Any:
+def _document(answer: Answer, delivery: Delivery) -> Any:
     """
     The body of an answer, if it is JSON and came whole.
     """
     kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
     is_json = kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
-    if not answer.body or not is_json or "content-encoding" in answer.headers:
+    if answer.body == b"" or not is_json or "content-encoding" in answer.headers:
         return None
-    try:
-        return msgspec.json.decode(answer.body)
-    except (ValueError, RecursionError):
-        return None
+    if answer.body is None:
+        why = "it is too long, or did not come in time"
+    else:
+        try:
+            return msgspec.json.decode(answer.body)
+        except (ValueError, RecursionError):
+            why = "it says that it is JSON, and cannot be read"
+    log.warning("%s/%s was delivered, and its answer is not kept: %s", delivery.topic, delivery.id, why)
+    return None
 
 
 def _asked_s(text: str) -> float | None:

@@ -4,13 +4,16 @@ A handler that is a URL.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
-from duly.backoff import Exponential
 from duly.callbacks.deliver import Delivery
 from duly.codec import decode
 from duly.context import current_job
+from duly.defaults import CALLBACK_ATTEMPTS, CALLBACK_BACKOFF
+from duly.errors import UsageError
 from duly.handlers import AsyncHandler
+from duly.job import RESERVED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -20,8 +23,8 @@ if TYPE_CHECKING:
     from duly.context import CurrentJob
     from duly.newjob import Limits
 
-MAX_ATTEMPTS = 10
-BACKOFF = Exponential(base=5, cap=3600)
+log = logging.getLogger("duly.callbacks")
+
 SPARE_S = 30.0  #: of the time to run, beyond what a POST may take
 
 
@@ -44,12 +47,13 @@ class CallbackHandler(AsyncHandler[..., Any]):
         self._source = source
         super().__init__(
             self._run,
-            topic,
-            max_attempts=MAX_ATTEMPTS,
-            backoff=BACKOFF,
+            topic.removeprefix(RESERVED),
+            max_attempts=CALLBACK_ATTEMPTS,
+            backoff=CALLBACK_BACKOFF,
             ttr=deliverer.total_s + SPARE_S,
             limits=limits,
         )
+        self.topic = topic  # one of duly's own is refused to users, and not here
 
     def bind(self, payload: bytes) -> Call:
         """
@@ -61,6 +65,17 @@ class CallbackHandler(AsyncHandler[..., Any]):
         if payload:
             decode(payload)
         return (payload,), {}
+
+    def encode_result(self, result: object) -> bytes:
+        """
+        Write the answer of a receiver; one that cannot be kept is left out, because the receiver has the job.
+        """
+        try:
+            return super().encode_result(result)
+        except (UsageError, ValueError, RecursionError) as error:
+            job = current_job()
+            log.warning("%s/%s was delivered, and its answer is not kept: %s", job.topic, job.id, error)
+            return b""
 
     async def _run(self, payload: bytes) -> Any:
         job = current_job()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from duly.callbacks.addresses import Address
+    from duly.addresses import Address
     from duly.callbacks.guard import Guard
     from duly.urls import Target
 
@@ -73,13 +73,15 @@ class Poster:
         Send *body*, and wait for the answer.
 
         Raises:
-            Refused, Unresolved: See `Guard.addresses`; no connection was made.
+            Refused, Unresolved, PutOff: See `Guard.addresses`; no connection was made.
             NoAnswer: There was none that counts.
         """
+        # It has a time limit of its own: what others make it wait for is not the receiver's fault.
+        addresses = await self._guard.addresses(target)
         exchange = _Exchange()
         try:
             async with asyncio.timeout(self.total_s):
-                await self._exchange(target, headers, body, exchange)
+                await self._exchange(target, addresses, headers, body, exchange)
         except TimeoutError:
             # Who has said 2xx has the job: that the rest of the answer drips does not make it undone.
             if exchange.status is None:
@@ -92,9 +94,13 @@ class Poster:
         return Answer(exchange.status, exchange.headers, exchange.body())
 
     async def _exchange(
-        self, target: Target, headers: Mapping[str, str], body: bytes, exchange: _Exchange
+        self,
+        target: Target,
+        addresses: list[Address],
+        headers: Mapping[str, str],
+        body: bytes,
+        exchange: _Exchange,
     ) -> None:
-        addresses = await self._guard.addresses(target)
         reader, writer = await self._connect(target, addresses)
         try:
             connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES)

@@ -39,6 +39,7 @@ class Called:
         self.urls: dict[str, str] = {}  #: of topics
         self.read_s = -FRESH_S
         self._heard: OrderedDict[str, None] = OrderedDict()
+        self._turn = 0  #: where `hear_some` goes on
 
     def hear(self, topic: str) -> None:
         """
@@ -48,6 +49,18 @@ class Called:
         self._heard.move_to_end(topic)
         while len(self._heard) > KNOWN:
             self._heard.popitem(last=False)
+
+    def hear_some(self, ready: list[str]) -> None:
+        """
+        Take note of some of the topics that have jobs ready, of others each time.
+
+        Topics whose jobs nobody runs stay ready, and there may be more of them than are remembered.
+        """
+        count = min(len(ready), KNOWN // 2)
+        self._turn %= len(ready) or 1
+        for topic in (ready + ready)[self._turn : self._turn + count]:
+            self.hear(topic)
+        self._turn += count
 
     def topics(self) -> list[str]:
         """
@@ -97,6 +110,7 @@ class CallbackStore(Store):
         if not now and time.monotonic() - called.read_s < FRESH_S:
             return
         urls: dict[str, str] = {}
+        ready: set[str] = set()
         for keys in self.keys:
             fields = await self.link.call("HGETALL", keys.fixed["topics"])
             for name, value in zip(fields[::2], fields[1::2], strict=True):
@@ -104,7 +118,8 @@ class CallbackStore(Store):
                 if what == "callback":
                     urls[topic] = value.decode()
                 elif what == "ready" and value != b"0":
-                    called.hear(topic)
+                    ready.add(topic)
+        called.hear_some(sorted(ready))
         called.urls, called.read_s = urls, time.monotonic()
 
 

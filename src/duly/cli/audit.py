@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from duly.audit import Audit, AuditRecord, Change, this_user
+from duly.audit import Audit, Change, this_user
 from duly.cli.loop import session
 from duly.cli.main import COMMANDS, OK
 from duly.cli.options import app_of, as_json, examples, server
 from duly.cli.output import print_json_line, print_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from duly.app import Duly
+    from duly.audit import AuditRecord
 
 
 async def note(app: Duly, *changes: Change) -> None:
@@ -45,17 +44,13 @@ def audit(limit: int, as_json: bool) -> int:
     """
     app = app_of(existing=True)
     with session(app) as ask:
-        found = ask(_newest(app, limit))
+        found = ask(app.audit(limit))
     if as_json:
         for record in found:
             print_json_line(record)
     else:
         print_table(["at", "by", "via", "action", "on", "details"], [_row(record) for record in found])
     return OK
-
-
-async def _newest(app: Duly, limit: int) -> Sequence[AuditRecord]:
-    return (await Audit(await app.store()).newest(limit))[0]
 
 
 def _row(record: AuditRecord) -> tuple[Any, ...]:

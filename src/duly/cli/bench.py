@@ -9,7 +9,7 @@ import logging
 import click
 
 from duly.bench import postgres
-from duly.bench.measures import MEASURES, QUICK, Sizes, installed, possible
+from duly.bench.measures import DATABASE, HTTP, MEASURES, QUICK, Sizes, possible
 from duly.bench.report import document, machine, measure, table
 from duly.bench.rig import CONCURRENCY
 from duly.cli.loop import collect_less, run
@@ -17,6 +17,7 @@ from duly.cli.main import COMMANDS, NO, OK
 from duly.cli.options import as_json
 from duly.cli.output import print_json
 from duly.errors import UsageError
+from duly.extras import need
 
 
 @click.command(epilog="Example: duly bench --quick", short_help=COMMANDS["bench"][1])
@@ -49,6 +50,8 @@ def bench(
     for name in only:
         if name not in MEASURES:
             raise UsageError(f"there is no measure {name}; known are {', '.join(MEASURES)}")
+    if "http" in only:
+        need("duly bench http", *HTTP)
     if "record" in only:
         _need_database(record)
     names = list(only or possible(record=record is not None))
@@ -64,7 +67,6 @@ def bench(
 
 
 def _need_database(record: str | None) -> None:
-    if not installed("sqlalchemy", "alembic", "psycopg"):
-        raise UsageError("a record needs SQLAlchemy: pip install 'duly[record]'")
+    need("duly bench record", *DATABASE)
     if record is None and postgres.program("initdb") is None:
         raise UsageError(f"no PostgreSQL to measure with: {postgres.REMEDY}")

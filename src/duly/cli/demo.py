@@ -8,7 +8,6 @@ import logging
 import secrets
 import tempfile
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,13 +15,16 @@ import click
 
 from duly.cli.loop import run
 from duly.cli.main import COMMANDS, NO, OK
-from duly.cli.options import as_json
+from duly.cli.options import as_json, duration_between
 from duly.cli.output import console, print_json
 from duly.cli.signals import until_signal
 from duly.demo.report import document, render
 from duly.demo.scene import Plan, Scene
+from duly.extras import install, installed
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from duly.demo.frame import Frame
     from duly.demo.scene import Played
 
@@ -40,11 +42,11 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--within",
-    type=click.FloatRange(min=1, max=3600),
-    default=15.0,
+    type=duration_between("1s", "1h"),
+    default="12s",
     show_default=True,
-    metavar="SECONDS",
-    help="They are due within so many seconds.",
+    metavar="TIME",
+    help="They are due within so long.",
 )
 @click.option(
     "--workers",
@@ -56,10 +58,10 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--lease",
-    type=click.FloatRange(min=0.5, max=60),
-    default=2.0,
+    type=duration_between("500ms", "1m"),
+    default="2s",
     show_default=True,
-    metavar="SECONDS",
+    metavar="TIME",
     help="How long the job of the killed worker waits until it is taken back.",
 )
 @click.option(
@@ -71,7 +73,13 @@ if TYPE_CHECKING:
 @click.option("--no-report", is_flag=True, help="End without the report, which takes Spark some seconds.")
 @as_json
 def demo(
-    count: int, within: float, workers: int, lease: float, page: Path | None, no_report: bool, as_json: bool
+    count: int,
+    within: timedelta,
+    workers: int,
+    lease: timedelta,
+    page: Path | None,
+    no_report: bool,
+    as_json: bool,
 ) -> int:
     """
     Watch jobs run on time although a worker is killed.
@@ -87,9 +95,9 @@ def demo(
     no_page = "" if no_report else _no_spark()
     plan = Plan(
         count=count,
-        within_s=within,
+        within_s=within.total_seconds(),
         workers=workers,
-        lease_s=lease,
+        lease_s=lease.total_seconds(),
         page=None if no_report or no_page else (page.absolute() if page else _new_page()),
     )
     out = console(stderr=as_json)
@@ -115,9 +123,9 @@ def _no_spark() -> str:
     from duly.errors import UsageError
     from duly.spark.java import find_java
 
-    missing = [name for name in ("pyspark", "deltalake", "matplotlib") if find_spec(name) is None]
+    missing = [name for name in ("pyspark", "deltalake", "matplotlib") if not installed(name)]
     if missing:
-        return f"For a report of it as a page ({missing[0]} is missing): pip install 'duly[spark,java]'"
+        return f"For a report of it as a page ({missing[0]} is missing): {install('spark', 'java')}"
     try:
         find_java()
     except UsageError as error:

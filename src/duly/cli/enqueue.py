@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +16,7 @@ from duly.cli.loop import session
 from duly.cli.main import COMMANDS, NO, OK
 from duly.cli.options import TOPIC, app_of, as_json, examples, server
 from duly.cli.output import print_json, print_json_line, say
-from duly.codec import encode
+from duly.codec import check_json, encode
 from duly.durations import say_time
 from duly.errors import UsageError
 from duly.newjob import NewJob
@@ -23,6 +24,7 @@ from duly.options import COUNT, DURATION, ID, NAME, OBJECT, OPTIONS, POSITIVE_DU
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import timedelta
 
     from duly.handle import JobHandle
     from duly.options import Kind
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 NO_ARGUMENTS = b"{}"
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=[-+.\d]+|[A-Za-z_]\w*=(?:true|false|null)")  #: as of a shell
 
 
 def read_payload(text: str | bytes | None, what: str = "PAYLOAD") -> bytes:
@@ -43,13 +47,16 @@ def read_payload(text: str | bytes | None, what: str = "PAYLOAD") -> bytes:
         return NO_ARGUMENTS
     try:
         data = text.encode() if isinstance(text, str) else text
-        data.decode()
-        msgspec.json.decode(data)
-    except (ValueError, RecursionError) as error:
+        check_json(data, what)
+    except (ValueError, UsageError) as error:
         hint = ""
         if isinstance(text, str) and text.isalnum():
             hint = f"; text needs quotes of its own: '\"{text}\"'"
-        raise UsageError(f"{what} is no JSON: {error}{hint}") from None
+        elif isinstance(text, str) and _ASSIGNMENT.fullmatch(text):
+            name, _, value = text.partition("=")
+            hint = f"; arguments are a JSON object: '{{\"{name}\": {value}}}'"
+        told = error if isinstance(error, UsageError) else f"{what} is no JSON: {error}"
+        raise UsageError(f"{told}{hint}") from None
     return data.strip()
 
 
@@ -122,7 +129,7 @@ def job_options(command: F) -> F:
 )
 @job_options
 @click.option(
-    "--wait", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait for its end, print the result."
+    "--wait", type=options.DURATION, metavar="TIME", help="Wait for its end so long, print the result."
 )
 @server
 @as_json
@@ -130,7 +137,7 @@ def enqueue(
     topic: str,
     payload: str | None,
     args: tuple[str, ...],
-    wait: float | None,
+    wait: timedelta | None,
     as_json: bool,
     **said: Any,
 ) -> int:
@@ -155,7 +162,7 @@ def enqueue(
     job = job.options(**said)
     job.order(app.settings.limits)  # what is wrong with it is said before a server is looked for
     with session(app) as ask:
-        handle = ask(app.enqueue(job))
+        handle = ask(app.enqueue(job) if wait is None else app.enqueue_awaited(job))
         told = _told(handle)
         if wait is None:
             if as_json:
@@ -166,10 +173,8 @@ def enqueue(
         say(f"{handle.key} {told['outcome']}: {told['state']}, due {told['due_at']}")
         try:
             result = ask(handle.result(timeout=wait))
-        except TimeoutError:
-            say(
-                f"duly: {handle.key} has not ended within {wait:g} s; it goes on: duly jobs show {handle.key}"
-            )
+        except TimeoutError as error:
+            say(f"duly: {error}; the job stays there: duly jobs show {handle.key}")
             return NO
         if as_json:
             print_json(told | {"result": result})

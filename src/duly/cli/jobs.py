@@ -84,7 +84,6 @@ def ls(
     most = None if everything else limit
     app = app_of(existing=True)
     with session(app) as ask:
-        ask(app.store())  # a service has no cursors behind single jobs, and no list of all topics
         views = ask(app.views())
         cursor = ask(_ls(views, chosen, after, most, as_json=as_json))
     if cursor is not None and not as_json:
@@ -161,7 +160,7 @@ def show(job: JobKey, as_json: bool) -> int:
     moments = {"due_at": found.due_ms, "started_at": found.started_ms, "finished_at": found.ended_ms}
     shown: list[tuple[str, str]] = []
     for name, value in msgspec.structs.asdict(document).items():
-        if value is None and name != "payload":
+        if (value is None and name != "payload") or value is False:
             continue
         text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
         if name == "error":

@@ -13,7 +13,7 @@ from duly.audit import Change
 from duly.cli.audit import note
 from duly.cli.loop import run
 from duly.cli.main import COMMANDS, NO, OK
-from duly.cli.options import app_of, as_json, server
+from duly.cli.options import app_of, as_json, own_server
 from duly.cli.output import print_json, print_json_line, print_table
 from duly.durations import say_time
 from duly.job import moment
@@ -77,7 +77,7 @@ def _document(key: ApiKey) -> dict[str, object]:
 @click.option(
     "--topic", "topics", multiple=True, metavar="PATTERN", help="Only these, * for any; repeatable."
 )
-@server
+@own_server
 @as_json
 def create(name: str, scopes: tuple[str, ...], topics: tuple[str, ...], as_json: bool) -> int:
     """
@@ -93,7 +93,7 @@ def create(name: str, scopes: tuple[str, ...], topics: tuple[str, ...], as_json:
 
 
 @keys.command("ls", epilog="Example: duly keys ls --json")
-@server
+@own_server
 @as_json
 def list_(as_json: bool) -> int:
     """
@@ -120,13 +120,14 @@ def list_(as_json: bool) -> int:
 
 @keys.command(epilog="Example: duly keys revoke shop")
 @click.argument("name")
-@server
+@click.option("--force", is_flag=True, help="Also the last key: services that require keys then refuse all.")
+@own_server
 @as_json
-def revoke(name: str, as_json: bool) -> int:
+def revoke(name: str, force: bool, as_json: bool) -> int:
     """
     Forget the key with the id or the name NAME; services notice within seconds.
     """
-    gone = [_document(key) for key in _with_ring(lambda ring: ring.revoke(name), _revoked)]
+    gone = [_document(key) for key in _with_ring(lambda ring: ring.revoke(name, force=force), _revoked)]
     if as_json:
         for key in gone:
             print_json_line(key)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import msgspec
 
+from duly.codec import check_json
 from duly.errors import UsageError
 from duly.job import check_topic
 from duly.newjob import NewJob
@@ -85,7 +86,9 @@ def _job(text: bytes, topic: str | None) -> NewJob[Any] | UsageError:
         if named is None:
             return UsageError('no topic: write "topic" into the line, or TOPIC on the command line')
         said = {option.name: option.read(getattr(line, option.name)) for option in OPTIONS}
-        return NewJob(check_topic(named), bytes(line.payload), **said)
+        payload = bytes(line.payload)
+        check_json(payload)
+        return NewJob(check_topic(named), payload, **said)
     except UsageError as error:
         return error
     except UnicodeDecodeError:
@@ -94,3 +97,5 @@ def _job(text: bytes, topic: str | None) -> NewJob[Any] | UsageError:
         return UsageError(str(error))
     except (ValueError, RecursionError) as error:
         return UsageError(f"no JSON: {error}")
+    except Exception as error:  # noqa: BLE001  # whatever is wrong with a line, the others are sent
+        return UsageError(f"cannot be read: {type(error).__name__}: {error}")

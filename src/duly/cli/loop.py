@@ -10,7 +10,7 @@ import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from duly.logs import place_of
+from duly.logs import BRIEF, describe
 
 if TYPE_CHECKING:
     import logging
@@ -50,8 +50,8 @@ def run_worker(main: Coroutine[Any, Any, None], log: logging.Logger, concurrency
     Run *main*, which runs handlers and answers signals by itself, whatever the tasks of handlers do.
 
     A loop ends when any of its tasks raises SystemExit or KeyboardInterrupt, also one that a handler has
-    started; whoever awaits that task gets the exception as well, so the loop is run on.  Nor does it close
-    before each of its tasks has ended, and some never do.
+    started; whoever awaits that task gets the exception as well, so the loop is run on.  So it is when a
+    handler stops it.  Nor does it close before each of its tasks has ended, and some never do.
     """
     collect_less(concurrency)
     runner = asyncio.Runner(loop_factory=_factory())
@@ -87,9 +87,16 @@ def _run_through(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None], log:
             # As long as the loop does not handle it, Ctrl-C raises anywhere.
             if task.done() or signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                 raise
-            log.error(  # noqa: TRY400  # without its message, which may quote a payload
-                "%s, raised by a task that a handler started; the worker goes on", place_of(error)
+            log.error(  # noqa: TRY400  # with its description in the line, which goes without its traceback
+                "%s, raised by a task that a handler started; the worker goes on",
+                describe(error),
+                exc_info=error,
+                extra=BRIEF,
             )
+        except RuntimeError:
+            if task.done() or loop.is_closed():
+                raise
+            log.error("a handler stopped the event loop; the worker goes on")  # noqa: TRY400  # as above
         else:
             return
 

@@ -163,11 +163,14 @@ def _forget_output() -> None:
 
 def _answer(error: Exception) -> int:
     # Imported late, like the commands.
-    from duly.errors import DulyError, OutcomeUnknown, ServerUnsuitable, StoreUnavailable, UsageError
+    from duly.errors import SERVER_ERRORS, DulyError, UsageError
+    from duly.extras import missing
 
+    if isinstance(error, ImportError):
+        error = missing(error, "this command") or error
     if not isinstance(error, DulyError | OSError):
         raise error
     click.echo(f"duly: {error}", err=True)
     if isinstance(error, UsageError):
         return USAGE
-    return UNAVAILABLE if isinstance(error, StoreUnavailable | OutcomeUnknown | ServerUnsuitable) else NO
+    return UNAVAILABLE if isinstance(error, SERVER_ERRORS) else NO

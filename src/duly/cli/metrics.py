@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from duly.errors import UsageError
+from duly.extras import need
 
 if TYPE_CHECKING:
     from duly.app import Duly
@@ -22,9 +22,8 @@ def expose(app: Duly, port: int, host: str) -> None:
     Raises:
         UsageError: The extra is not installed, or the address cannot be used.
     """
-    try:
-        from duly.metrics import serve
-    except ModuleNotFoundError as error:
-        raise UsageError(str(error)) from error
+    need("--metrics-port", "prometheus_client")
+    from duly.metrics import serve
+
     _, port = serve(app, port, host)
     log.info("metrics at http://%s:%d/metrics", f"[{host}]" if ":" in host else host, port)

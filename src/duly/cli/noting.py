@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from duly.cli.loop import session
 from duly.cli.options import app_of
 from duly.cli.output import say
-from duly.errors import DulyError, StoreUnavailable
+from duly.errors import DulyError, ServerUnsuitable, StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -67,6 +67,6 @@ async def _note(app: Duly, name: str, seconds: float, counts: dict[str, int], er
     try:
         store = await app.store()
         await Runs(store).note(name, seconds=seconds, counts=counts, error=error)
-    except StoreUnavailable:
+    except (StoreUnavailable, ServerUnsuitable):
         # The run itself is what counts; its own error, if it has one, says why.
         return

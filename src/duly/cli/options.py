@@ -39,6 +39,17 @@ def server(command: F) -> F:
     """
     Say which queue: ``url``, ``data``, ``namespace`` and ``record`` become ``flags``, for `app_of`.
     """
+    return _server(command, "Of a server of your own, or of duly serve.")
+
+
+def own_server(command: F) -> F:
+    """
+    Say which queue, to a command that needs its server: over HTTP it is refused.
+    """
+    return _server(command, "Of a server of your own; not of duly serve.")
+
+
+def _server(command: F, about_url: str) -> F:
     for option in (
         click.option(
             "--record",
@@ -58,7 +69,7 @@ def server(command: F) -> F:
             metavar="URL",
             expose_value=False,
             callback=_flag,
-            help="Of a server of your own, or of duly serve.",
+            help=about_url,
         ),
     ):
         command = option(command)
@@ -70,6 +81,15 @@ def _flag(context: click.Context, option: click.Parameter, value: str | None) ->
         context.meta.setdefault("duly.flags", {})[option.name] = value
 
 
+def flags_of(context: click.Context | None = None) -> dict[str, Any]:
+    """
+    What the command line says of the queue, by the names of settings.
+    """
+    found = context or click.get_current_context(silent=True)
+    flags: dict[str, Any] = {} if found is None else found.meta.get("duly.flags", {})
+    return flags
+
+
 def record_of() -> tuple[str, str]:
     """
     The URL of the record, and the namespace, for commands that need no queue.
@@ -78,9 +98,11 @@ def record_of() -> tuple[str, str]:
         UsageError: There is no record.
     """
     from duly.errors import UsageError
+    from duly.extras import need
     from duly.settings import Settings
 
-    settings = Settings.load(**click.get_current_context().meta.get("duly.flags", {}))
+    need("a record", "sqlalchemy")
+    settings = Settings.load(**flags_of())
     if settings.record is None:
         raise UsageError("which record? Say --record URL, set DULY_RECORD, or record in duly.toml")
     return settings.record, settings.namespace
@@ -98,9 +120,11 @@ def app_of(context: click.Context | None = None, *, existing: bool = False) -> D
     """
     from duly.app import Duly
     from duly.errors import StoreUnavailable
+    from duly.logs import LAST_RESORT, TextFormatter
 
-    flags: dict[str, Any] = (context or click.get_current_context()).meta.get("duly.flags", {})
-    app = Duly(**flags)
+    # What a command has to say is no log.
+    LAST_RESORT.setFormatter(TextFormatter("duly: %(message)s"))
+    app = Duly(**flags_of(context))
     app.must_exist = existing
     if existing and app.settings.url is None and not app.settings.data.exists():
         raise StoreUnavailable(
@@ -137,6 +161,22 @@ def _duration(text: str) -> timedelta:
     from duly.durations import parse_duration
 
     return timedelta(milliseconds=parse_duration(text))
+
+
+def duration_between(least: str, most: str) -> Parsed:
+    """
+    A duration that is neither shorter than *least* nor longer than *most*.
+    """
+
+    def read(text: str) -> timedelta:
+        from duly.errors import UsageError
+
+        found = _duration(text)
+        if not _duration(least) <= found <= _duration(most):
+            raise UsageError(f"{text!r} must be from {least} to {most}")
+        return found
+
+    return Parsed("duration", read)
 
 
 def _time(text: str) -> datetime:

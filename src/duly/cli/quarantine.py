@@ -16,8 +16,7 @@ from duly.cli.main import NO, OK
 from duly.cli.options import KEY, app_of, as_json, examples, server, yes
 from duly.cli.output import confirm, jobs_of, plain, print_json, print_json_line, print_table, say, size
 from duly.errors import UsageError
-from duly.job import shard_of
-from duly.quarantine import drop_all, hex_lines, quarantined, quarantined_content
+from duly.quarantine import hex_lines, quarantined
 
 if TYPE_CHECKING:
     from duly.app import Duly
@@ -53,7 +52,7 @@ def ls(as_json: bool) -> int:
 
 async def _ls(app: Duly, *, as_json: bool) -> list[QuarantinedDocument]:
     seen: list[QuarantinedDocument] = []
-    async for part in quarantined(await app.store()):
+    async for part in quarantined(await app.quarantine()):
         if as_json:
             for document in part:
                 print_json_line(document)
@@ -81,8 +80,7 @@ def show(job: JobKey, as_json: bool) -> int:
     """
     app = app_of(existing=True)
     with session(app) as ask:
-        store = ask(app.store())
-        found = ask(quarantined_content(store, job))
+        found = ask(ask(app.quarantine()).content(job))
     if as_json:
         print_json(found)
         return OK
@@ -123,11 +121,11 @@ def drop(jobs: tuple[JobKey, ...], everything: bool, yes: bool, as_json: bool) -
 
 
 def _drop_all(ask: Ask, app: Duly, *, sure: bool, as_json: bool) -> int:
-    store = ask(app.store())
-    count, dropped = sum(ask(store.quarantine_sizes())), 0
+    found = ask(app.quarantine())
+    count, dropped = ask(found.size()), 0
     if count:
         confirm(f"Drop {jobs_of(count)} from quarantine, for good?", yes=sure)
-        dropped = ask(drop_all(store))
+        dropped = ask(found.drop_all())
         ask(note(app, Change(action="drop", details={"count": dropped})))
     if as_json:
         print_json({"dropped": dropped})
@@ -137,12 +135,12 @@ def _drop_all(ask: Ask, app: Duly, *, sure: bool, as_json: bool) -> int:
 
 
 def _drop(ask: Ask, app: Duly, keys: list[JobKey], *, sure: bool, as_json: bool) -> int:
-    store = ask(app.store())
+    found = ask(app.quarantine())
     names = str(keys[0]) if len(keys) == 1 else jobs_of(len(keys))
     confirm(f"Drop {names} from quarantine, for good?", yes=sure)
     code = OK
     for key in keys:
-        [there] = ask(store.drop(shard_of(*key, store.shards), [key.member]))
+        [there] = ask(found.drop([key]))
         error = None if there else f"{key} is not in quarantine"
         if there:
             ask(note(app, Change(action="drop", topic=key.topic, id=key.id)))

@@ -70,6 +70,23 @@ def check(as_json: bool) -> int:
     return NO if found else OK
 
 
+@record.command(epilog=examples("duly record grants --to shop", "duly record grants --to shop | psql shop"))
+@server
+@click.option("--to", "role", required=True, metavar="ROLE", help="Of MariaDB USER@HOST; no host means any.")
+def grants(role: str) -> int:
+    """
+    Print the statements that give ROLE what processes with the record need, for the owner of the tables.
+
+    It speaks to no database. Without DELETE a worker goes on, but old rows stay. SQLite has no roles.
+    """
+    from duly.record import schema
+
+    url, _ = record_of()
+    for statement in schema.grants(url, role):
+        click.echo(statement)
+    return OK
+
+
 @record.command(epilog=examples("duly record partitions"))
 @server
 @as_json

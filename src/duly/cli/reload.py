@@ -13,7 +13,7 @@ import click
 
 from duly.cli.loop import run
 from duly.cli.main import OK, USAGE
-from duly.errors import UsageError
+from duly.extras import needed
 from duly.supervise.child import Child, Program, duly_command
 from duly.supervise.supervisor import said
 
@@ -28,11 +28,8 @@ def reload(words: Sequence[str]) -> int:
     Raises:
         UsageError: What watches files is not installed.
     """
-    try:
+    with needed("--reload"):
         import watchfiles  # noqa: F401  # asked for before anything is started
-    except ImportError:
-        msg = "--reload needs watchfiles: pip install 'duly[reload]'"
-        raise UsageError(msg) from None
     return run(Reloader(Program("work", duly_command(*words))).run())
 
 

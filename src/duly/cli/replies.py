@@ -39,7 +39,9 @@ QUEUE = Parsed("queue", lambda text: check_topic(text, "reply queue"))
 @as_json
 def replies(name: str, follow: bool, ack: bool, as_json: bool) -> int:
     """
-    Print the replies of the queue NAME, oldest first: what became of jobs sent with --reply-to NAME.
+    Print the replies of the queue NAME: what became of jobs sent with --reply-to NAME.
+
+    They come oldest first of each shard.
 
     While they are printed no other reader is given them. Without --ack they come again after 30 seconds.
     """

@@ -4,6 +4,7 @@ What the commands of `duly pipeline` share: where Spark runs, and how far it is.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from contextlib import contextmanager
@@ -11,30 +12,41 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from duly.cli.output import console
+from duly.cli.output import console, plain
+from duly.extras import need
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
 LOOK_S = 0.2
+PACKAGES = ("pyspark", "pyarrow", "pandas", "deltalake")  #: that pipelines use
 
 
 def spark_options(command: F) -> F:
     """
     Say where Spark runs: ``master`` and ``conf``, for `open_spark`.
+
+    Without Spark the command says so before it does anything else; its help needs none.
     """
+
+    @functools.wraps(command)
+    def with_spark(*args: Any, **options: Any) -> Any:
+        need(f"duly pipeline {click.get_current_context().info_name}", *PACKAGES)
+        return command(*args, **options)
+
+    found = with_spark
     for option in (
         click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; repeatable."),
         click.option(
             "--master", metavar="URL", help="Where Spark runs. Default: local[*], or as spark-submit says."
         ),
     ):
-        command = option(command)
-    return command
+        found = option(found)
+    return found  # type: ignore[return-value]  # with the signature of what it wraps
 
 
 def open_spark(master: str | None, conf: tuple[str, ...]) -> SparkSession:
@@ -113,3 +125,12 @@ def _show(spark: SparkSession, what: str, over: threading.Event) -> None:
             if known:
                 done = sum(stage.numCompletedTasks for stage in known)
                 bar.update(task, completed=done, total=sum(stage.numTasks for stage in known))
+
+
+def print_examples(examples: Mapping[str, Iterable[str]]) -> None:
+    """
+    Print what would become of some of the rows of a plan.
+    """
+    for what, texts in sorted(examples.items()):
+        for text in texts:
+            click.echo(f"  {what:9} {plain(text)}")

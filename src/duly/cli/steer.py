@@ -18,7 +18,7 @@ from duly.cli.main import NO, OK
 from duly.cli.options import DURATION, KEY, TIME, app_of, as_json, examples, server, state, topic, where, yes
 from duly.cli.output import confirm, jobs_of, print_json, print_json_line, progress, say
 from duly.durations import say_time
-from duly.errors import DulyError, JobNotFound, OutcomeUnknown, StoreUnavailable, UsageError
+from duly.errors import SERVER_ERRORS, DulyError, JobNotFound, UsageError
 from duly.job import JobKey, JobState, moment
 from duly.select import Selection, select
 
@@ -95,7 +95,7 @@ def _rescheduling(
             async with gate:
                 try:
                     return await app.job(*key).reschedule(delay=delay, due_at=due_at)
-                except (StoreUnavailable, OutcomeUnknown):
+                except SERVER_ERRORS:
                     raise
                 except DulyError as error:
                     return error
@@ -258,7 +258,7 @@ async def _once(
         keys = [job.key for job in part.jobs if matches is None or matches(job)]
         try:
             answers = await verb.act(app, keys)
-        except (StoreUnavailable, OutcomeUnknown) as error:
+        except SERVER_ERRORS as error:
             # What of this part was done nobody knows; to ask for it again changes nothing.
             before = f"{jobs_of(done.count)} {verb.done} before that, or more; run it again for the rest"
             raise type(error)(f"{error}. {before}") from error

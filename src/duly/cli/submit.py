@@ -17,7 +17,7 @@ from duly.cli.loop import session
 from duly.cli.main import COMMANDS, NO, OK
 from duly.cli.options import DURATION, TOPIC, app_of, as_json, examples, server
 from duly.cli.output import print_json, progress, say
-from duly.errors import DulyError, OutcomeUnknown, StoreUnavailable, UsageError
+from duly.errors import SERVER_ERRORS, DulyError, OutcomeUnknown, UsageError
 from duly.newjob import NewJob
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Tally:
     read: int = 0
     words: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
+    unknown: int = 0  #: may have been stored or not
     first: list[dict[str, Any]] = field(default_factory=list)
 
     def refuse(self, line: Read, error: DulyError) -> None:
@@ -65,7 +66,10 @@ class Tally:
 @click.option("--payload", metavar="JSON", help="With --count: what each is given.")
 @click.option("--id", "prefix", metavar="PREFIX", help="With --count: ids PREFIX-1, PREFIX-2, …")
 @click.option(
-    "--rejects", type=click.File("wb"), metavar="FILE", help="With --from: keep refused lines here."
+    "--rejects",
+    type=click.File("wb"),
+    metavar="FILE",
+    help="With --from: keep refused and unknown lines here.",
 )
 @server
 @as_json
@@ -83,8 +87,8 @@ def submit(
     Send many jobs: those of a file of JSON lines, or COUNT made up ones of TOPIC.
 
     A line is an object: topic (or TOPIC), id, payload, delay or due_at, and the other options of a job.
-    A refused line stops nothing; exits with 1 if there was one. Lines with an id can be submitted again:
-    what is there already is kept.
+    A refused line stops nothing; exits with 1 if there was one. Lines whose answer was lost are unknown: they
+    may be stored or not. Lines with an id can be submitted again: what is there already is kept.
     """
     if (file is None) == (count is None):
         raise UsageError("say either --from FILE or TOPIC and --count")
@@ -138,7 +142,7 @@ def _send(ask: Ask, app: Duly, batch: list[Read], tally: Tally, rejects: BinaryI
     stopped: DulyError | None = None
     try:
         found = ask(app.enqueue_many([line.job for line in sent if isinstance(line.job, NewJob)]))
-    except (StoreUnavailable, OutcomeUnknown) as error:
+    except SERVER_ERRORS as error:
         return error
     answers |= {line.number: answer for line, answer in zip(sent, found, strict=True)}
     for line in batch:
@@ -147,9 +151,12 @@ def _send(ask: Ask, app: Duly, batch: list[Read], tally: Tally, rejects: BinaryI
         if not isinstance(answer, DulyError):
             tally.words[answer.placed.word] += 1
             continue
-        if isinstance(answer, StoreUnavailable | OutcomeUnknown):
+        if isinstance(answer, SERVER_ERRORS):
             stopped = answer
-        tally.refuse(line, answer)
+        if isinstance(answer, OutcomeUnknown):
+            tally.unknown += 1
+        else:
+            tally.refuse(line, answer)
         if rejects is not None and line.text:
             rejects.write(line.text + b"\n")
     return stopped
@@ -165,6 +172,7 @@ def _report(tally: Tally, seconds: float, *, as_json: bool) -> None:
                 "kept": tally.words["kept"],
                 "replaced": tally.words["replaced"],
                 "refused": refused,
+                "unknown": tally.unknown,
                 "refusals": dict(tally.refused),
                 "first_refused": tally.first,
                 "seconds": round(seconds, 3),
@@ -179,4 +187,6 @@ def _report(tally: Tally, seconds: float, *, as_json: bool) -> None:
     if refused:
         kinds = ", ".join(f"{number:,} {kind}" for kind, number in tally.refused.items())
         words.append(f"{refused:,} refused ({kinds})")
+    if tally.unknown:
+        words.append(f"{tally.unknown:,} unknown")
     print(f"{tally.read:,} read in {seconds:.1f} s: {', '.join(words) or 'nothing to do'}")

@@ -19,7 +19,7 @@ import click
 
 from duly.cli.loop import run
 from duly.cli.main import COMMANDS, OK
-from duly.cli.options import app_of, as_json, server
+from duly.cli.options import app_of, as_json, duration_between, own_server
 from duly.cli.output import console, print_json, print_json_line
 from duly.errors import DulyError
 from duly.top.snapshot import Snapshot
@@ -28,6 +28,7 @@ from duly.top.watcher import Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from datetime import timedelta
 
     from duly.app import Duly
 
@@ -49,18 +50,18 @@ class Show(Protocol):
     epilog="\b\nExamples:\n  duly top\n  duly top --once\n  duly top --once --json | jq .lateness",
     short_help=COMMANDS["top"][1],
 )
-@server
+@own_server
 @click.option(
     "--every",
-    type=click.FloatRange(min=0.1, max=3600),
-    default=1.0,
+    type=duration_between("100ms", "1h"),
+    default="1s",
     show_default=True,
-    metavar="SECONDS",
+    metavar="TIME",
     help="How often to look.",
 )
 @click.option("--once", is_flag=True, help="Look once, print it, and end.")
 @as_json
-def top(every: float, once: bool, as_json: bool) -> int:
+def top(every: timedelta, once: bool, as_json: bool) -> int:
     """
     Watch the queue: lateness and rates of the last minute, backlog, what is due in the next ten minutes,
     workers and failures.  q or Ctrl-C ends it.
@@ -73,7 +74,7 @@ def top(every: float, once: bool, as_json: bool) -> int:
     return run(
         _once(app_of(existing=True), as_json=as_json)
         if once
-        else _watch(app_of(existing=True), every, as_json=as_json)
+        else _watch(app_of(existing=True), every.total_seconds(), as_json=as_json)
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from duly.allowlist import check_callback
 from duly.audit import Change
 from duly.cli.audit import note
 from duly.cli.loop import session
@@ -16,11 +17,13 @@ from duly.cli.options import STATES, TOPIC, app_of, as_json, examples, server, y
 from duly.cli.output import confirm, console, jobs_of, print_json, print_json_line, print_table
 from duly.errors import UsageError
 from duly.glance import topic_document
-from duly.urls import parse_url
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from duly.app import Duly
     from duly.cli.loop import Ask
+    from duly.glance import TopicDocument
     from duly.views import TopicStats
 
 
@@ -43,16 +46,16 @@ def ls(as_json: bool) -> int:
     """
     app = app_of(existing=True)
     with session(app) as ask:
-        found = ask(ask(app.views()).stats()).topics
+        found = [topic_document(about) for about in ask(ask(app.views()).stats()).topics]
     if as_json:
         for about in found:
-            print_json_line(topic_document(about))
+            print_json_line(about)
     else:
         print_topics(found)
     return OK
 
 
-def print_topics(found: list[TopicStats], **more: list[Any]) -> None:
+def print_topics(found: Sequence[TopicDocument], **more: list[Any]) -> None:
     """
     Topics as a table, with further columns.
     """
@@ -62,7 +65,7 @@ def print_topics(found: list[TopicStats], **more: list[Any]) -> None:
         [
             (
                 about.topic,
-                *(about.counts[name] for name in STATES),
+                *(getattr(about, name) for name in STATES),
                 "paused" if about.paused else "",
                 about.limit,
                 about.workers,
@@ -139,9 +142,9 @@ def set_(topic: str, limit: str | None, callback: str | None, as_json: bool) -> 
         raise UsageError("say what to set: --limit or --callback")
     if limit is not None and limit != "none" and not limit.isdecimal():
         raise UsageError(f"--limit {limit!r} is neither a whole number nor none")
-    if callback is not None and callback != "none":
-        parse_url(callback)
     app = app_of()
+    if callback is not None and callback != "none":
+        check_callback(callback, app.settings.limits.callbacks)
     lines = []
     with session(app) as ask:
         if limit is not None:

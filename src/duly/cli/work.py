@@ -7,17 +7,19 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from contextlib import nullcontext
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import click
 
+from duly.app.working import connect
 from duly.cli.draining import drained, leave, stopping_when_idle
 from duly.cli.loading import load_app
 from duly.cli.loop import run_worker
 from duly.cli.main import COMMANDS, OK
 from duly.cli.metrics import expose
+from duly.cli.options import own_server
 from duly.errors import UsageError
 from duly.logs import set_up
 from duly.services.worker import WornOut
@@ -49,6 +51,7 @@ class How:
     short_help=COMMANDS["work"][1],
 )
 @click.argument("app", metavar="MODULE:APP")
+@own_server
 @click.option("--concurrency", type=click.IntRange(min=1), metavar="N", help="How many jobs to run at once.")
 @click.option("--topic", "topics", multiple=True, metavar="NAME", help="Take only this topic; repeatable.")
 @click.option(
@@ -117,10 +120,13 @@ def work(
 
 
 async def _work_until(stop: asyncio.Event, app: Duly, how: How) -> None:
-    async with app:
-        place = (await app.store()).link.place  # the URL may hold a password
+    # Before a server is started for nothing.
+    app.need_handlers(how.topics)
+    async with aclosing(app):
+        if not await connect(app, stop):
+            return
         topics = how.topics or app.handlers.topics()
-        log.info("working on %s at %s", ", ".join(topics) or "nothing", place)
+        log.info("working on %s at %s", ", ".join(topics) or "nothing", app.place)
         async with stopping_when_idle(stop, app, topics, log) if how.burst else nullcontext():
             await app.work(
                 concurrency=how.concurrency,

@@ -6,49 +6,67 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any
-
-from duly.context import CURRENT
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from duly.app import Duly
 
+    Around: TypeAlias = Callable[[], AbstractContextManager[Any]]
+    AroundAsync: TypeAlias = Callable[[], AbstractAsyncContextManager[Any]]
 
-def wrap_handlers(
-    app: Duly,
-    around: Callable[[], AbstractContextManager[Any]],
-    around_async: Callable[[], AbstractAsyncContextManager[Any]],
-) -> None:
+
+def wrap_handlers(app: Duly, around: Around, around_async: AroundAsync) -> None:
     """
-    Run every handler of *app*, those to come too, within a context; a plain call of one is left alone.
+    Run every handler of *app*, those to come too, within a context.
+
+    Only a worker enters it.  A direct call of a handler is a plain one, also within the run of another.
+    A later call replaces the context of an earlier one: a handler runs within one, however often it is set.
+    """
+    wrapper = app.handlers.wrap
+    if isinstance(wrapper, Wrapper):
+        wrapper.around, wrapper.around_async = around, around_async
+        return
+    app.handlers.wrap = wrapper = Wrapper(around, around_async)
+    for topic in app.handlers.topics():
+        handler = app.handlers.get(topic)
+        if handler is not None:
+            handler.entry = wrapper(handler.fn)
+
+
+class Wrapper:
+    """
+    Wraps functions into the context that is set when they are called.
     """
 
-    def wrap(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def __init__(self, around: Around, around_async: AroundAsync) -> None:
+        self.around = around
+        self.around_async = around_async
+
+    def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """
+        Return *fn* within the context.
+        """
         if inspect.iscoroutinefunction(fn):
 
             @functools.wraps(fn)
             async def within_async(*args: Any, **kwargs: Any) -> Any:
-                if CURRENT.get(None) is None:
-                    return await fn(*args, **kwargs)
-                async with around_async():
+                async with self.around_async():
                     return await fn(*args, **kwargs)
 
             return within_async
 
         @functools.wraps(fn)
         def within(*args: Any, **kwargs: Any) -> Any:
-            if CURRENT.get(None) is None:
-                return fn(*args, **kwargs)
-            with around():
-                return fn(*args, **kwargs)
+            with self.around():
+                answer = fn(*args, **kwargs)
+            # A decorator around an async function is a plain one; what it returns has yet to run.
+            return self._await_within(answer) if inspect.isawaitable(answer) else answer
 
         return within
 
-    for topic in app.handlers.topics():
-        handler = app.handlers.get(topic)
-        if handler is not None:
-            handler.fn = wrap(handler.fn)
-    app.handlers.wrap = wrap
+    async def _await_within(self, answer: Awaitable[Any]) -> Any:
+        async with self.around_async():
+            return await answer

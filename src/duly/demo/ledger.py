@@ -99,8 +99,8 @@ class Proof:
     twice: tuple[str, ...]  #: completed more than once
     unknown: tuple[str, ...]  #: completed and never submitted
     again: tuple[str, ...]  #: started again, after the kill
-    on_time_ms: tuple[float, ...]  #: lateness of each job that was started once
-    recovered_ms: tuple[float, ...]  #: lateness of the last start of each job that was started again
+    on_time_ms: tuple[float, ...]  #: lateness of each job that was started once, and did not wait for a lease
+    recovered_ms: tuple[float, ...]  #: lateness of the last start of each other job: the kill made it late
 
     @property
     def holds(self) -> bool:
@@ -110,9 +110,11 @@ class Proof:
         return not (self.lost or self.early or self.twice or self.unknown)
 
 
-def prove(due_ms: Mapping[str, int], lines: Sequence[Line]) -> Proof:
+def prove(due_ms: Mapping[str, int], lines: Sequence[Line], lease_ms: float) -> Proof:
     """
     Compare: *due_ms* is when each submitted job was due.
+
+    What the killed worker had claimed and not yet started waits for the lease as well.
     """
     starts: dict[str, list[float]] = {}
     ends: Counter[str] = Counter()
@@ -124,6 +126,7 @@ def prove(due_ms: Mapping[str, int], lines: Sequence[Line]) -> Proof:
     known = {id_: at for id_, at in starts.items() if id_ in due_ms}
     late = {id_: at[-1] - due_ms[id_] for id_, at in known.items()}
     again = tuple(id_ for id_, at in known.items() if len(at) > 1)
+    waited = {*again, *(id_ for id_, ms in late.items() if ms >= lease_ms)}
     return Proof(
         submitted=len(due_ms),
         completed=sum(id_ in due_ms for id_ in ends),
@@ -132,6 +135,6 @@ def prove(due_ms: Mapping[str, int], lines: Sequence[Line]) -> Proof:
         twice=tuple(id_ for id_, times in ends.items() if times > 1),
         unknown=tuple(id_ for id_ in {**starts, **ends} if id_ not in due_ms),
         again=again,
-        on_time_ms=tuple(ms for id_, ms in late.items() if id_ not in again),
-        recovered_ms=tuple(late[id_] for id_ in again),
+        on_time_ms=tuple(ms for id_, ms in late.items() if id_ not in waited),
+        recovered_ms=tuple(ms for id_, ms in late.items() if id_ in waited),
     )

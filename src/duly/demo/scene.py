@@ -51,7 +51,7 @@ class Plan:
     """
 
     count: int = 50
-    within_s: float = 15.0
+    within_s: float = 12.0
     workers: int = 3
     lease_s: float = 2.0
     seed: int = 1
@@ -150,25 +150,27 @@ class Scene:
             app = await stack.enter_async_context(Duly(settings=settings))
             self._news(f"a Valkey server of its own is up in {folder}")
             stack.push_async_callback(self._stop)
+            if self._ending is not None:
+                await self._ending.start(url, folder)
             await self._start(app, url, folder)
             await self._submit(app)
             ledger = Ledger(folder / HERE)
             counts = await self._watch(app, ledger)
             self._news("all jobs have ended" if self._frame.ended >= plan.count else "time is over")
-            await self._stop()
+            await self._stop_workers()
             self._look(ledger, counts)
-            proof = prove(self._due_ms, ledger.read())
+            proof = prove(self._due_ms, ledger.read(), plan.lease_s * 1000)
             played = Played(plan, proof, dict(counts), self._killed, time.monotonic() - self._began_s)
-            return await self._end(played, url, folder)
+            return await self._end(played)
 
-    async def _end(self, played: Played, url: str, folder: Path) -> Played:
+    async def _end(self, played: Played) -> Played:
         """
         Have the page written, from the events that the server still has.
         """
         if self._ending is None:
             return played
         self._news("Spark writes down what happened, and makes a report of it")
-        why_not = await self._ending.write(url, folder)
+        why_not = await self._ending.write()
         if why_not:
             return replace(played, no_page=f"Spark made no report: {why_not}")
         return replace(played, page=self._ending.page)
@@ -336,12 +338,14 @@ class Scene:
         return {id_ for id_, times in starts.items() if times > 1}
 
     async def _stop(self) -> None:
+        await self._stop_workers(*(self._ending.children if self._ending is not None else []))
+
+    async def _stop_workers(self, *others: Child) -> None:
         # One that stands still cannot hear anything else.
         for child in self._children:
             child.send(signal.SIGCONT)
         served = self._service.children if self._service is not None else []
-        written = self._ending.children if self._ending is not None else []
-        await stop_all([*self._children, *served, *written], within_s=10.0)
+        await stop_all([*self._children, *served, *others], within_s=10.0)
 
 
 async def _hold_still(child: Child) -> bool:

@@ -8,10 +8,10 @@ import asyncio
 import re
 import time
 from collections import deque
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from duly.errors import DulyError
+from duly.extras import installed
 from duly.supervise.child import Child, Program, duly_command
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def available() -> bool:
     """
     Whether what it needs is installed; the demonstration goes on without.
     """
-    return all(find_spec(name) for name in PACKAGES)
+    return installed(*PACKAGES)
 
 
 class Service:

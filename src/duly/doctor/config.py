@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from duly.doctor.finding import Finding
 from duly.errors import UsageError
-from duly.settings import Settings, layers
+from duly.settings import FILE, Settings, layers, unknown_variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,11 +25,16 @@ def settings(environ: Mapping[str, str], flags: Mapping[str, Any]) -> tuple[Sett
         return None, Finding(
             "settings", "problem", str(error), "mend it where it stands; nothing works before"
         )
+    if unknown := unknown_variables(environ):
+        text = ", ".join(f"unknown variable {variable}; {hint}" for variable, hint in unknown.items())
+        return loaded, Finding("settings", "problem", text, "rename or unset it: it sets nothing")
     told: dict[str, str] = {}
-    for layer, values in layers(None, environ, **flags):
+    found = layers(None, environ, **flags)
+    for layer, values in found:
         for key, value in values.items():
             told[key] = f"{key} = {_safe(key, value)} ({layer})"
-    text = ", ".join(told.values()) or "all defaults: no duly.toml here, no DULY_* variables"
+    file = "duly.toml sets nothing" if FILE in dict(found) else "no duly.toml here"
+    text = ", ".join(told.values()) or f"all defaults: {file}, no DULY_* variables"
     return loaded, Finding("settings", "ok", text)
 
 

@@ -54,7 +54,7 @@ async def examine(flags: Mapping[str, Any], environ: Mapping[str, str] = os.envi
     try:
         async with _connected(settings) as patient:
             findings.append(Finding("server", "ok", f"answers at {patient.store.link.place}"))
-            findings += await _look(patient)
+            findings += await _look(patient, Duly(settings=settings).place)
     except DulyError as error:
         findings.append(
             Finding(
@@ -99,7 +99,7 @@ def _is_local(link: Link) -> bool:
     return link.place.startswith(("/", "localhost:", "127.", "::1"))
 
 
-async def _look(patient: server.Patient) -> list[Finding]:
+async def _look(patient: server.Patient, place: str) -> list[Finding]:
     checks = {
         "version": server.version,
         "persistence": server.persistence,
@@ -118,13 +118,14 @@ async def _look(patient: server.Patient) -> list[Finding]:
         return findings
     stats = await queue.stats_of(patient)
     findings += [
-        queue.workers(stats),
+        queue.workers(stats, place),
         queue.orphans(stats),
         queue.overdue(stats),
         queue.dead(stats),
         queue.quarantine(stats),
         queue.paused(stats),
         await _guard("event consumers", queue.consumers(patient)),
+        await _guard("request keys", queue.request_keys(patient)),
     ]
     return findings
 

@@ -6,10 +6,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from duly.apikeys import KeyRing
+from duly.doctor import record
 from duly.doctor.finding import Finding, listed
 from duly.feed import Feed
 from duly.figures import amount
+from duly.idempotency import Entries, callers_of
 from duly.keys import LAYOUT, ShardKeys
+from duly.settings import MIB
 from duly.views import Views
 
 if TYPE_CHECKING:
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
 
 OVERDUE_MS = 5_000
 FILL_HINT, FILL_PROBLEM = 0.5, 0.9
+KEYS_HINT, KEYS_PROBLEM = 0.8, 0.95
 
 
 async def namespace(patient: Patient) -> Finding:
@@ -79,21 +84,21 @@ async def stats_of(patient: Patient) -> Stats:
     return await Views(patient.store).stats()
 
 
-def workers(stats: Stats) -> Finding:
+def workers(stats: Stats, place: str) -> Finding:
     """
-    Whether anybody works.
+    Whether anybody works on the queue at *place*: a worker in another folder has another queue.
     """
     live = [worker for worker in stats.workers if worker["live"]]
     silent = len(stats.workers) - len(live)
     note = f"; {silent} fell silent within a day, killed or cut off" if silent else ""
     if live:
-        return Finding("workers", "ok", f"{len(live)} alive{note}")
+        return Finding("workers", "ok", f"{len(live)} alive, on {place}{note}")
     waiting = sum(topic.counts["ready"] for topic in stats.topics) or stats.overdue_ms > 0
     return Finding(
         "workers",
         "problem" if waiting else "hint",
-        f"none is alive{', and jobs wait' if waiting else ''}{note}",
-        "start one: duly work module:app",
+        f"none is alive on {place}{', and jobs wait' if waiting else ''}{note}",
+        "start one there, in the same folder or with the same --url: duly work module:app",
     )
 
 
@@ -198,3 +203,25 @@ async def consumers(patient: Patient) -> Finding:
             "start the consumer, or forget it (Feed.forget), or raise events_rows and events_bytes",
         )
     return Finding("event consumers", "ok", listed(told))
+
+
+async def request_keys(patient: Patient) -> Finding:
+    """
+    Whether there is room for requests that may be sent again.
+    """
+    settings, names = patient.settings, callers_of(await KeyRing(patient.store).all())
+    if settings.record is None:
+        most, keep_ms = settings.idempotency_bytes, settings.idempotency_ms
+        used = await Entries(patient.store, keep_ms=keep_ms, most=most).used(names)
+    else:
+        used = await record.request_keys(settings, patient.store, names)
+    full = sorted((-fill, names[caller]) for caller, fill in used.fills.items() if fill >= KEYS_HINT)
+    if not full:
+        return Finding("request keys", "ok", f"{used.bytes / MIB:.1f} MiB are kept of requests with a key")
+    return Finding(
+        "request keys",
+        "problem" if -full[0][0] >= KEYS_PROBLEM else "hint",
+        f"the share of {listed([f'{name} is {-fill:.0%} full' for fill, name in full])}: at 100 % new "
+        "Idempotency-Keys and X-Async-Request-Ids are refused",
+        "raise idempotency_bytes, lower idempotency, or find out who sends so many",
+    )

@@ -4,8 +4,18 @@ Checks of the record: whether its database answers, and fits.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from duly.doctor.finding import Finding
 from duly.errors import DulyError
+from duly.extras import ExtraMissing, install, needed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from duly.idempotency import Used
+    from duly.settings import Settings
+    from duly.store import Store
 
 CHECK = "record"
 
@@ -17,9 +27,10 @@ def tables(url: str | None) -> Finding | None:
     if url is None:
         return None
     try:
-        from duly.record import schema  # noqa: PLC0415  # packages that need not be there
-    except ImportError as error:
-        return Finding(CHECK, "problem", f"a record needs {error.name}", "pip install 'duly[record]'")
+        with needed("a record"):
+            from duly.record import schema  # noqa: PLC0415  # packages that need not be there
+    except ExtraMissing as error:
+        return Finding(CHECK, "problem", str(error), install("record"))
     try:
         found = schema.check(url)
     except DulyError as error:
@@ -29,3 +40,22 @@ def tables(url: str | None) -> Finding | None:
     if found:
         return Finding(CHECK, "problem", "; ".join(found), schema.MIGRATE)
     return Finding(CHECK, "ok", f"its tables fit, at version {schema.newest()}")
+
+
+async def request_keys(settings: Settings, store: Store, callers: Iterable[str]) -> Used:
+    """
+    How much room is taken by requests that may be sent again.
+
+    Raises:
+        RecordUnavailable: The database cannot be reached.
+    """
+    from duly.record.clock import Clock  # noqa: PLC0415  # packages that need not be there
+    from duly.record.database import Database  # noqa: PLC0415
+    from duly.record.idempotency import KeptEntries  # noqa: PLC0415
+
+    database = Database(settings.record or "")
+    try:
+        most, keep_ms = settings.idempotency_bytes, settings.idempotency_ms
+        return await KeptEntries(database, store, Clock(store), keep_ms=keep_ms, most=most).used(callers)
+    finally:
+        await database.aclose()

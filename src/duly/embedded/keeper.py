@@ -18,7 +18,7 @@ whose keeper was killed goes on serving and has to be ended by hand.
 """
 
 # Importing pathlib would take as long as starting the interpreter does.
-# ruff: noqa: PTH105, PTH108, PTH109, PTH116, PTH123
+# ruff: noqa: PTH105, PTH106, PTH108, PTH109, PTH110, PTH116, PTH123
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ KEEPER_LOCK = "keeper.lock"
 SERVER_LOCK = "server.lock"
 USERS_LOCK = "users.lock"
 STRICT_LOCK = "strict.lock"
+THROW_AWAY = "throw-away"  #: a directory with this file in it is removed when the last user has gone
 SOCKET = "valkey.sock"
 LOG = "server.log"
 
@@ -311,6 +312,7 @@ def keep(binary: str, durability: str, linger_s: float) -> None:
     os.close(server_lock)  # from here on it is locked exactly as long as the server lives
 
     unused_since: float | None = None
+    unused = False
     while not signals.told_to_stop and _still_there(place):
         signals.wait(PROBE_S)
         if server.ended():
@@ -323,9 +325,25 @@ def keep(binary: str, durability: str, linger_s: float) -> None:
             unused_since = now
         if now - unused_since >= linger_s:
             # The lock is kept: who comes now waits until the server is down, and then starts a new one.
+            unused = True
             break
         fcntl.flock(users, fcntl.LOCK_UN)
     server.stop(signals)
+    if unused and os.path.exists(THROW_AWAY):
+        remove_all(os.getcwd())
+
+
+def remove_all(directory: str) -> None:
+    """
+    Remove a directory with all that is in it.
+    """
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                remove_all(entry.path)
+            else:
+                os.unlink(entry.path)
+    os.rmdir(directory)
 
 
 def _still_there(place: int) -> bool:

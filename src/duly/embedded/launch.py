@@ -7,16 +7,59 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from duly.embedded import keeper
+from duly.embedded.locks import POLL_S
 from duly.errors import ServerUnsuitable, StoreUnavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0  #: clients that wait for another one's keeper would start theirs in vain all the time
+
+
+def _popen(words: list[str], stderr: int) -> Callable[[], object]:
+    """
+    Start a program in a session of its own: Ctrl-C in a terminal is meant for the program that runs there.
+
+    Returns: what reaps it.
+    """
+    return subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True
+    ).wait
+
+
+def _spawn(words: list[str], stderr: int) -> Callable[[], object]:
+    """
+    Do the same in a process that gevent has patched, where its subprocess works in the main thread only.
+    """
+    from gevent.monkey import get_original  # noqa: PLC0415  # only where it is used already
+
+    posix_spawn, waitpid = get_original("os", ["posix_spawn", "waitpid"])
+    pid = posix_spawn(
+        words[0],
+        words,
+        os.environ,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+            (os.POSIX_SPAWN_DUP2, stderr, 2),
+        ],
+        setsid=True,
+    )
+
+    def reap() -> None:
+        # gevent's own loop may have reaped it before.
+        with suppress(ChildProcessError):
+            while waitpid(pid, os.WNOHANG) == (0, 0):
+                time.sleep(POLL_S)
+
+    return reap
 
 
 class Launch:
@@ -29,20 +72,17 @@ class Launch:
             raise ServerUnsuitable("this Python does not know its own executable, so cannot start a keeper")
         # Run by path: `-m duly.embedded.keeper` would first import the whole package.
         program = [sys.executable, "-I", "-S", keeper.__file__]
+        gevent = sys.modules.get("gevent.monkey")  # who patches has imported it
+        start = _spawn if gevent is not None and gevent.is_module_patched("subprocess") else _popen
+        self._pipe, heard = os.pipe()
         try:
-            self._process = subprocess.Popen(
-                [*program, str(root), str(binary), durability, str(linger_s)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                # Ctrl-C in a terminal is meant for the program that runs there.
-                start_new_session=True,
-            )
+            self._reap = start([*program, str(root), str(binary), durability, str(linger_s)], heard)
         except OSError as error:
+            os.close(self._pipe)
             raise StoreUnavailable(f"cannot start {sys.executable}: {error.strerror}") from error
-        assert self._process.stderr is not None  # noqa: S101  it was asked for
-        self._pipe = self._process.stderr
-        os.set_blocking(self._pipe.fileno(), False)
+        finally:
+            os.close(heard)
+        os.set_blocking(self._pipe, False)
         self._words = b""
 
     @property
@@ -58,7 +98,7 @@ class Launch:
         """
         while True:
             try:
-                heard = os.read(self._pipe.fileno(), 4096)
+                heard = os.read(self._pipe, 4096)
             except BlockingIOError:
                 return False
             if not heard:
@@ -69,9 +109,9 @@ class Launch:
         """
         Stop listening.  The keeper goes on.
         """
-        self._pipe.close()
+        os.close(self._pipe)
         # The process that was started ends as soon as it has made the keeper; this only reaps it.
-        self._process.wait()
+        self._reap()
 
 
 class Launches:

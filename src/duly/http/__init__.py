@@ -7,6 +7,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from duly.extras import needed
+
 if TYPE_CHECKING:
     from duly.http.asyncjob import AsyncJob
     from duly.http.captured import AsyncRequest, current_request
@@ -29,10 +31,5 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         msg = f"module 'duly.http' has no attribute {name!r}"
         raise AttributeError(msg)
-    try:
+    with needed(f"duly.http.{name}"):
         return getattr(importlib.import_module(_HOMES[name]), name)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("duly"):
-            raise
-        msg = f"duly.http.{name} needs {error.name.partition('.')[0]}: pip install 'duly[server]'"
-        raise ModuleNotFoundError(msg, name=error.name) from error

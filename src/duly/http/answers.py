@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING
 import msgspec
 from starlette.responses import Response
 
-from duly.http.documents import retry_after, view_of
+from duly.http.access import may_read
+from duly.http.conditions import Shown, etag_of
+from duly.http.documents import receipt_of, retry_after, view_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
+    from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
 
     from duly.job import Job, JobKey
@@ -32,14 +35,32 @@ def answer(document: object, status: int = 200, headers: Mapping[str, str] | Non
     )
 
 
-def job_answer(job: Job, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def shown_to(request: Request, topic: str) -> Shown:
     """
-    A job, its revision as ETag, and while it has not ended, when to ask again.
+    Return how much of a job of *topic* the key may see.
     """
-    more = {"ETag": etag_of(job.revision), **(headers or {})}
+    return "all" if may_read(request, topic) else "receipt"
+
+
+def job_answer(
+    request: Request, job: Job, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """
+    A job as far as the key may see it, its revision as ETag, and while it has not ended, when to ask again.
+    """
+    shown = shown_to(request, job.topic)
+    more = {"ETag": etag_of(job, shown), **(headers or {})}
     if not job.state.ended:
         more["Retry-After"] = retry_after(job, int(time.time() * 1000))
-    return answer(view_of(job), status, more)
+    return answer(view_of(job) if shown == "all" else receipt_of(job), status, more)
+
+
+def bare_result(job: Job, shown: Shown = "all") -> Response:
+    """
+    What a handler returned, as it is.
+    """
+    headers = {"Cache-Control": "no-store", "ETag": etag_of(job, shown)}
+    return Response(job.outcome or b"null", media_type="application/json", headers=headers)
 
 
 class Lines(Response):
@@ -65,15 +86,8 @@ class Lines(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def etag_of(revision: int) -> str:
+def path_of(request: Request, key: JobKey) -> str:
     """
-    What If-Match compares: the revision is another one after every replace, reschedule and requeue.
+    Where a job is, for the client that sent *request*: without a host, which only the client knows.
     """
-    return f'"{revision}"'
-
-
-def path_of(key: JobKey) -> str:
-    """
-    Where a job is.
-    """
-    return f"/v1/topics/{key.topic}/jobs/{key.id}"
+    return f"{request.scope.get('root_path', '')}/v1/topics/{key.topic}/jobs/{key.id}"

@@ -9,7 +9,21 @@ from typing import TYPE_CHECKING
 import msgspec
 from starlette.responses import Response
 
-from duly.http import audit, batch, claims, events, health, jobs, leases, meter, quarantine, replies, topics
+from duly.http import (
+    audit,
+    batch,
+    bulk,
+    claims,
+    events,
+    health,
+    jobs,
+    leases,
+    meter,
+    quarantine,
+    replies,
+    stats,
+    topics,
+)
 from duly.http.openapi import document
 from duly.http.operations import Answer, Operation
 from duly.http.service import make_service
@@ -23,16 +37,19 @@ if TYPE_CHECKING:
     from duly.http.settings import ServiceSettings
 
 
-async def _openapi(_service: Service, _request: Request) -> Response:
-    return Response(msgspec.json.encode(document(OPERATIONS)), media_type="application/json")
+async def _openapi(_service: Service, request: Request) -> Response:
+    described = document(OPERATIONS, request.scope.get("root_path", ""))
+    return Response(msgspec.json.encode(described), media_type="application/json")
 
 
 OPERATIONS: list[Operation] = [
     *jobs.OPERATIONS,
     *batch.OPERATIONS,
+    *bulk.OPERATIONS,
     *claims.OPERATIONS,
     *leases.OPERATIONS,
     *replies.OPERATIONS,
+    *stats.OPERATIONS,
     *topics.OPERATIONS,
     *quarantine.OPERATIONS,
     *audit.OPERATIONS,

@@ -6,24 +6,36 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 import msgspec
-from starlette.responses import Response
 from starlette.routing import compile_path
 
-from duly.documents import job_document
+from duly.documents import job_document, public_error_of
 from duly.errors import UsageError
-from duly.http.answers import answer
-from duly.http.documents import STATUS_CODES, retry_after
+from duly.http.answers import answer, bare_result
+from duly.http.conditions import etag_of
+from duly.http.documents import retry_after
 from duly.http.problems import Problem
 from duly.job import Job, JobState
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+    from starlette.responses import Response
 
 JOB_ID = "job_id"  #: how the path of a status calls the job
+
+#: The states as numbers, as asynchronous endpoints have always told them.
+StateCode = Literal[100, 200, 300, 400, 500, 600]
+STATE_CODES: dict[JobState, StateCode] = {
+    JobState.ready: 100,
+    JobState.scheduled: 200,
+    JobState.running: 300,
+    JobState.succeeded: 400,
+    JobState.dead: 500,
+    JobState.cancelled: 600,
+}
 
 
 class AsyncJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,47 +45,53 @@ class AsyncJob(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     state: str
-    status_code: int  #: queued 100, scheduled 200, in progress 300, completed 400, failed 500, canceled 600
+    state_code: StateCode
     attempts: int
+    max_attempts: int | None
     due_at: str | None
+    scheduled_for: str | None
+    created_at: str | None
+    updated_at: str | None
     started_at: str | None
     finished_at: str | None
+    ttr: float | None
+    expires: str | None
+    backoff: dict[str, Any] | None
+    retain: float | None
+    callback: str | None
     progress: Any
     result: Any
+    result_gone: bool  #: it has completed, and its result was not kept
     error: dict[str, Any] | None
 
     @classmethod
-    def of(cls, job: Job) -> AsyncJob:
+    def of(cls, job: Job, *, show_errors: bool = False) -> AsyncJob:
         """
         Describe a job; tracebacks, payload and context are left out.
+
+        Of an error, callers are told the type and a reference, with *show_errors* the message instead.
         """
         told = job_document(job)
-        error = None
-        if told.error is not None:
+        error = public_error_of(job)
+        if show_errors and told.error is not None:
             error = {name: value for name, value in told.error.items() if name != "traceback"}
-        return cls(
-            id=told.id,
-            state=told.state,
-            status_code=STATUS_CODES[job.state],
-            attempts=told.attempts,
-            due_at=told.due_at,
-            started_at=told.started_at,
-            finished_at=told.finished_at,
-            progress=told.progress,
-            result=told.result,
-            error=error,
-        )
+        said: dict[str, Any] = {name: getattr(told, name, None) for name in cls.__struct_fields__}
+        # What follows the path of a callback is often a secret of its receiver.
+        said["callback"] = (job.callback or "").partition("?")[0] or None
+        return cls(**said | {"state_code": STATE_CODES[job.state], "error": error})
 
 
-def job_response(job: Job, status: int) -> Response:
+def job_response(job: Job, status: int, *, show_errors: bool) -> Response:
     """
     A job, and while it has not ended, when to ask again.
     """
-    headers = {} if job.state.ended else {"Retry-After": retry_after(job, int(time.time() * 1000))}
-    return answer(AsyncJob.of(job), status, headers)
+    headers = {"ETag": etag_of(job, "answer")}
+    if not job.state.ended:
+        headers["Retry-After"] = retry_after(job, int(time.time() * 1000))
+    return answer(AsyncJob.of(job, show_errors=show_errors), status, headers)
 
 
-def result_response(job: Job) -> Response:
+def result_response(job: Job, *, show_errors: bool) -> Response:
     """
     What the handler returned.
 
@@ -81,14 +99,17 @@ def result_response(job: Job) -> Response:
         Problem: It has not returned, or never will.
     """
     match job.state:
+        case JobState.succeeded if job.result_gone:
+            detail = f"the result of job {job.id} was not kept: nobody was waiting for it when the job ended"
+            raise Problem("result-gone", detail)
         case JobState.succeeded:
-            return Response(
-                job.outcome or b"null", media_type="application/json", headers={"Cache-Control": "no-store"}
-            )
+            return bare_result(job, "answer")
         case JobState.dead:
-            raise Problem("dead", f"job {job.id} is dead", error=AsyncJob.of(job).error)
+            error = AsyncJob.of(job, show_errors=show_errors).error
+            raise Problem("dead", f"job {job.id} is dead", error=error)
         case JobState.cancelled:
-            raise Problem("cancelled", f"job {job.id} was cancelled", error=AsyncJob.of(job).error)
+            error = AsyncJob.of(job, show_errors=show_errors).error
+            raise Problem("cancelled", f"job {job.id} was cancelled", error=error)
     raise Problem(
         "unfinished",
         f"job {job.id} is {job.state.name}",

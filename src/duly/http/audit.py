@@ -10,14 +10,14 @@ import msgspec
 
 from duly.audit import Actor, Audit, AuditRecord, Change
 from duly.http.answers import answer
-from duly.http.operations import Answer, Operation, Parameter
-from duly.http.problems import Problem
+from duly.http.operations import Answer, Operation, Parameter, limit, read_limit
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
     from duly.http.service import Service
+    from duly.ids import Repeatable
 
 MAX_PAGE = 1000
 
@@ -36,29 +36,34 @@ async def note(service: Service, request: Request, operation: Operation) -> None
     Record what a request has changed.
     """
     assert operation.audit is not None  # noqa: S101  # asked before
-    key = request.state.key
+    key, address = request.state.key, request.client.host if request.client else "unknown"
+    details = dict(getattr(request.state, "audited", {}))
     if key is not None:
         by = Actor("key", key.name, key.id)
+        details["address"] = address
     else:
-        by = Actor("address", request.client.host if request.client else "unknown")
+        by = Actor("address", address)
     change = Change(
         action=operation.audit,
         topic=request.path_params.get("topic"),
         id=request.path_params.get("id"),
-        details=getattr(request.state, "audited", {}),
+        details=details,
     )
-    await Audit(await service.app.store()).note(by, "http", change)
+    app = service.app
+    call: Repeatable | None = getattr(request.state, "call", None)
+    mark = None if call is None else call.nonce("audit").hex()
+    # With a record changes are made while the queue is away, too: none of them waits for it once more.
+    ask = None if app.settings.record is None else (await app.promises()).absence.ask
+    await Audit(await app.store(), ask).note(by, "http", change, mark=mark)
 
 
 async def list_(service: Service, request: Request) -> Response:
     """
     The newest records.
     """
-    said = request.query_params.get("limit", "100")
-    if not said.isascii() or not said.isdigit() or not 1 <= int(said[:9]) <= MAX_PAGE:
-        raise Problem("invalid", f"limit={said!r} must be a number from 1 to {MAX_PAGE}", field="limit")
+    most = read_limit(request, MAX_PAGE)
     audit = Audit(await service.app.store())
-    return answer(AuditPage(*await audit.newest(int(said), request.query_params.get("cursor") or None)))
+    return answer(AuditPage(*await audit.newest(most, request.query_params.get("cursor") or None)))
 
 
 OPERATIONS = [
@@ -76,9 +81,7 @@ OPERATIONS = [
                 "where the last page ended; empty for the newest",
                 {"type": "string", "pattern": r"^([0-9]{1,19}-[0-9]{1,19})?$"},
             ),
-            Parameter(
-                "limit", "query", "records of a page", {"type": "integer", "minimum": 1, "maximum": MAX_PAGE}
-            ),
+            limit("records of a page", MAX_PAGE),
         ),
         answers={200: Answer("a page", AuditPage)},
         problems=("invalid",),

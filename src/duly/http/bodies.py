@@ -11,9 +11,11 @@ import msgspec
 
 from duly.http.grammar import ADVICE
 from duly.http.problems import Problem
+from duly.http.refusals import READ
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+    from starlette.types import Receive
 
 T = TypeVar("T")
 
@@ -34,6 +36,22 @@ def media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
+def check_encoding(request: Request) -> None:
+    """
+    Refuse a body that is compressed: how large it is would show only once it is read.
+
+    Raises:
+        Problem: It is: 415.
+    """
+    said = request.headers.get("content-encoding", "identity").strip()
+    if said.lower() != "identity":
+        raise Problem(
+            "unsupported",
+            f"send the body as it is, without Content-Encoding: {said}",
+            headers={"Accept-Encoding": "identity"},
+        )
+
+
 async def read_body(request: Request, limit: int) -> bytes:
     """
     The whole body, of at most *limit* bytes.
@@ -42,7 +60,7 @@ async def read_body(request: Request, limit: int) -> bytes:
         Problem: It is larger: 413.
     """
     said = request.headers.get("content-length")
-    if said is not None and said.isdigit() and int(said) > limit:
+    if said is not None and said.isascii() and said.isdigit() and (len(said) > 18 or int(said) > limit):
         raise too_large(limit)
     parts: list[bytes] = []
     size = 0
@@ -51,7 +69,16 @@ async def read_body(request: Request, limit: int) -> bytes:
         if size > limit:
             raise too_large(limit)
         parts.append(part)
+    request.scope[READ] = True
     return b"".join(parts)
+
+
+async def client_gone(receive: Receive) -> None:
+    """
+    Return when the client has gone; its request must have been read, or not be wanted.
+    """
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def too_large(limit: int) -> Problem:
@@ -68,8 +95,9 @@ async def read_json(
     The body as a value; *empty* stands for one without a byte.
 
     Raises:
-        Problem: It is too large, of another media type, no JSON, or not what is asked for.
+        Problem: It is too large, compressed, of another media type, no JSON, or not what is asked for.
     """
+    check_encoding(request)
     body = await read_body(request, limit)
     if not body and empty:
         return decode(decoder, empty)

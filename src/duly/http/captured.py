@@ -4,7 +4,6 @@ What a job keeps of the request that made it: route, query and headers, without 
 
 from __future__ import annotations
 
-import hashlib
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -128,11 +127,3 @@ def route_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value if isinstance(value, str | int | float) else str(value) for name, value in values.items()
     }
-
-
-def mark_of(asked: AsyncRequest, body: object) -> str:
-    """
-    A mark of what a request asks for: another one under its id has another mark.
-    """
-    said = [asked.method, asked.path, asked.query, asked.repeated, body]
-    return hashlib.sha256(msgspec.json.encode(said, order="sorted")).hexdigest()[:32]

@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from starlette.responses import Response
 
-from duly.backoff import wait_ms
-from duly.http.bodies import read_json
+from duly.durations import parse_duration
+from duly.http.bodies import client_gone, read_json
+from duly.http.grammar import DurationText
 from duly.http.handing import Ask, LeasedJob
 from duly.http.operations import TOPIC, Answer, Operation
 from duly.http.problems import Problem
@@ -28,7 +30,10 @@ if TYPE_CHECKING:
     from duly.job import Lease
 
 LEASE_S = 60  #: where the worker does not say
-LeaseSeconds = Annotated[float, msgspec.Meta(ge=1, le=86_400)]
+MAX_LEASE_MS = 86_400_000
+MAX_CLAIM_WAIT_S = 3600
+#: How long a worker may fall silent.
+LeaseTime = Annotated[float, msgspec.Meta(ge=1, le=MAX_LEASE_MS // 1000)] | DurationText
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._:@-]*$"
 
@@ -41,8 +46,10 @@ class ClaimRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     worker: Annotated[str, msgspec.Meta(pattern=_NAME, max_length=100)]
     #: A whole number, which in JSON may be written 5.0, too.
     limit: Annotated[float, msgspec.Meta(ge=1, le=PER_CALL, multiple_of=1)] = 1
-    wait: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0
-    lease: LeaseSeconds = LEASE_S
+    wait: Annotated[float, msgspec.Meta(ge=0, le=MAX_CLAIM_WAIT_S)] | DurationText = 0
+    lease: LeaseTime = LEASE_S
+    #: The same again brings the jobs of an answer that got lost, if it is the worker's last claim.
+    request_id: Annotated[str, msgspec.Meta(min_length=1, max_length=100)] | None = None
 
 
 class ClaimAnswer(msgspec.Struct):
@@ -54,6 +61,19 @@ class ClaimAnswer(msgspec.Struct):
 
 
 _requests = msgspec.json.Decoder(ClaimRequest)
+
+
+def lease_ms(said: float | str) -> int:
+    """
+    How long a worker may fall silent, in milliseconds.
+
+    Raises:
+        Problem: It is shorter than a second, or longer than a day.
+    """
+    ms = parse_duration(said, "lease")
+    if not 1_000 <= ms <= MAX_LEASE_MS:
+        raise Problem("invalid", f"lease={said!r} must be from 1 s to 1 day", field="lease")
+    return ms
 
 
 class Delivery(Response):
@@ -84,14 +104,6 @@ class Delivery(Response):
                 self._claims.spawn(self._claims.give_back(self._leases))
 
 
-async def _gone(request: Request) -> None:
-    """
-    Return when the client has gone; its request must have been read.
-    """
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 async def _claim(
     service: Service, request: Request
 ) -> tuple[list[LeasedJob], list[Lease], asyncio.Task[None]]:
@@ -102,15 +114,22 @@ async def _claim(
     ask = Ask(
         topic,
         int(wanted.limit),
-        wait_ms(wanted.lease, "lease"),
-        min(wanted.wait, service.settings.max_wait_s),
+        lease_ms(wanted.lease),
+        min(parse_duration(wanted.wait, "wait") / 1000, service.settings.max_wait_s),
+        wanted.request_id,
+        request.state.key.id if request.state.key else "",
     )
     claims, roster = service.workplace.claims, service.workplace.roster
     host = request.client.host if request.client else ""
     worker = await roster.claims(wanted.worker, topic, host, ask.limit)
-    gone = asyncio.create_task(_gone(request))
+    gone = asyncio.create_task(client_gone(request.receive))
     try:
-        leases = await claims.take(worker, ask, gone)
+        leases = await claims.take(worker, ask, gone, partial(service.wait, request=request))
+        try:
+            await service.access.confirm(request)
+        except Problem:
+            claims.spawn(claims.give_back(leases))
+            raise
     except BaseException:
         gone.cancel()
         raise
@@ -156,7 +175,8 @@ OPERATIONS = [
         method="POST",
         path="/v1/topics/{topic}/claim",
         about="Lease jobs that are ready to a worker, or wait until there is one. A client that has gone "
-        "before the answer gives its jobs back, uncounted.",
+        "before the answer gives its jobs back, uncounted. One whose answer got lost sends the same again, "
+        "with the same request_id, and gets the same jobs.",
         run=claim,
         scope="work",
         parameters=(TOPIC,),

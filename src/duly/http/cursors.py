@@ -7,30 +7,43 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from typing import NamedTuple
 
+from duly.http.grammar import CURSOR_PATTERN
 from duly.job import ID, TOPIC, JobState, Lane
 
-_WORD = re.compile("^[A-Za-z0-9_-]+$")
-SCHEMA = {"type": "string", "pattern": _WORD.pattern, "maxLength": 1000}
+_WORD = re.compile(CURSOR_PATTERN)
+SCHEMA = {"type": "string", "pattern": CURSOR_PATTERN, "maxLength": 1200}
 
 # What a page says: a shard, and behind which entry of an index or of a stream to go on; with a record, before
-# that, behind which row.
-_KEY = f"{TOPIC.pattern}/{ID.pattern}"
+# that, behind which row.  A topic without an id stands in front of all its jobs.
+_KEY = f"{TOPIC.pattern}/(?:{ID.pattern})?"
 _INDEX = re.compile(rf"(?:record:-?[0-9]{{1,18}} (?:{_KEY}|/) )?[0-9]{{1,5}}:(?:[0-9]{{1,17}} {_KEY})?")
 _LANES = "|".join(lane.name for lane in Lane)
 _STREAM = re.compile(rf"[0-9]{{1,5}}:(?:{TOPIC.pattern} (?:{_LANES}) [0-9]{{1,18}}-[0-9]{{1,18}})?")
 
 
-def write(state: JobState, place: str) -> str:
+class Cursor(NamedTuple):
     """
-    The cursor of a page in one state; an empty place is its beginning.
+    Where a list goes on: in a state, behind a place, of one topic where the list goes topic by topic.
     """
-    return base64.urlsafe_b64encode(f"{state.name}!{place}".encode()).decode().rstrip("=")
+
+    state: JobState
+    place: str  #: empty for the beginning
+    topic: str | None = None
 
 
-def read(cursor: str) -> tuple[JobState, str] | None:
+def write(state: JobState, place: str, topic: str | None = None) -> str:
     """
-    The state and the place that a cursor stands for, None if it is none of ours.
+    The cursor of a page in one state; an empty place is its beginning, or that of *topic*.
+    """
+    name = state.name if topic is None else f"{state.name}@{topic}"
+    return base64.urlsafe_b64encode(f"{name}!{place}".encode()).decode().rstrip("=")
+
+
+def read(cursor: str) -> Cursor | None:
+    """
+    What a cursor stands for, None if it is none of ours, or names another topic than the one it is about.
     """
     if not _WORD.fullmatch(cursor):
         return None
@@ -38,11 +51,25 @@ def read(cursor: str) -> tuple[JobState, str] | None:
         text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode("ascii")
     except (binascii.Error, UnicodeDecodeError):
         return None
-    name, mark, place = text.partition("!")
+    head, mark, place = text.partition("!")
+    name, of_topic, topic = head.partition("@")
     if not mark or name not in JobState.__members__:
         return None
     state = JobState[name]
     pattern = _STREAM if state is JobState.ready else _INDEX
     if place and not pattern.fullmatch(place):
         return None
-    return state, place
+    if not of_topic:
+        return Cursor(state, place)
+    if not TOPIC.fullmatch(topic) or not _topics_in(state, place) <= {topic}:
+        return None
+    return Cursor(state, place, topic)
+
+
+def _topics_in(state: JobState, place: str) -> set[str]:
+    """
+    Return the topics that a place names.
+    """
+    if state is JobState.ready:
+        return {place.partition(":")[2].partition(" ")[0]} - {""}
+    return {word.partition("/")[0] for word in place.split(" ") if "/" in word} - {""}

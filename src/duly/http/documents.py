@@ -5,15 +5,17 @@ What travels over HTTP: the requests that are understood, and the documents that
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from duly.backoff import DEFAULT
+from duly.codec import check_json
 from duly.documents import JobDocument, fields_of
 from duly.durations import parse_duration, parse_time
-from duly.http.grammar import TYPES, Duration, Seconds, Time
-from duly.job import Accepted, JobState, check_topic
+from duly.http.grammar import TYPES, Duration, Time
+from duly.job import Accepted, check_topic
 from duly.newjob import NewJob
 from duly.options import BACKOFF, OPTIONS, fields
 
@@ -21,17 +23,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from duly.job import Job
-
-#: The states as numbers, as asynchronous endpoints have always told them.
-StatusCode = Literal[100, 200, 300, 400, 500, 600]
-STATUS_CODES: dict[JobState, StatusCode] = {
-    JobState.ready: 100,
-    JobState.scheduled: 200,
-    JobState.running: 300,
-    JobState.succeeded: 400,
-    JobState.dead: 500,
-    JobState.cancelled: 600,
-}
 
 NULL = msgspec.Raw(b"null")
 
@@ -41,7 +32,7 @@ class FixedBackoff(msgspec.Struct, tag_field="kind", tag="fixed", forbid_unknown
     The same wait before every attempt.
     """
 
-    delay: Seconds
+    delay: Duration
 
 
 class ExponentialBackoff(msgspec.Struct, tag_field="kind", tag="exponential", forbid_unknown_fields=True):
@@ -49,9 +40,9 @@ class ExponentialBackoff(msgspec.Struct, tag_field="kind", tag="exponential", fo
     A wait that grows with each attempt.
     """
 
-    base: Seconds = 2.0
-    cap: Seconds = 300.0  #: not below base
-    factor: Annotated[float, Meta(ge=1, le=1000)] = 2.0
+    base: Duration = DEFAULT.base  # type: ignore[assignment]  # a number, once it is made
+    cap: Duration = DEFAULT.cap  # type: ignore[assignment]  # likewise; not below base
+    factor: Annotated[float, Meta(ge=1, le=1000)] = DEFAULT.factor
     jitter: Annotated[float, Meta(ge=0, le=1)] | None = None
 
 
@@ -60,7 +51,7 @@ class IntervalsBackoff(msgspec.Struct, tag_field="kind", tag="intervals", forbid
     One wait after the other, the last again and again.
     """
 
-    delays: Annotated[list[Seconds], Meta(min_length=1, max_length=1000)]
+    delays: Annotated[list[Duration], Meta(min_length=1, max_length=1000)]
 
 
 _TYPES = TYPES | {BACKOFF: lambda _: FixedBackoff | ExponentialBackoff | IntervalsBackoff}
@@ -122,7 +113,22 @@ class JobView(JobDocument, kw_only=True, frozen=True):
     A job as it is now.
     """
 
-    status_code: StatusCode
+
+class JobReceipt(msgspec.Struct, kw_only=True, frozen=True):
+    """
+    The same for a key without the scope read: which job, its state and its times, and nothing besides.
+    """
+
+    topic: str
+    id: str
+    state: str
+    revision: int
+    due_at: str | None
+    scheduled_for: str | None
+    created_at: str | None
+    updated_at: str | None
+    started_at: str | None
+    finished_at: str | None
 
 
 class AcceptedView(msgspec.Struct, kw_only=True, frozen=True):
@@ -136,20 +142,61 @@ class AcceptedView(msgspec.Struct, kw_only=True, frozen=True):
     due_at: str | None = None
 
 
-class JobPage(msgspec.Struct):
+class JobPage(msgspec.Struct, omit_defaults=True):
     """
     Some jobs, and where to go on; null at the end.
     """
 
     jobs: list[JobView]
     cursor: str | None
+    places: list[str] = []  #: with places=true: cursors that go on behind each of the jobs
 
 
-def view_of(job: Job) -> JobView:
+#: The same without what may be large.
+JobSummary = msgspec.defstruct(
+    "JobSummary",
+    [
+        (each.name, each.type)
+        for each in msgspec.structs.fields(JobView)
+        if each.name not in ("payload", "result")
+    ],
+    kw_only=True,
+    frozen=True,
+)
+
+
+class BasicPage(msgspec.Struct, omit_defaults=True):
     """
-    Describe a job.
+    The same with view=basic.
     """
-    return JobView(**fields_of(job), status_code=STATUS_CODES[job.state])
+
+    jobs: list[JobSummary]  # type: ignore[valid-type]  # made of the fields of another
+    cursor: str | None
+    places: list[str] = []
+
+
+def view_of(job: Job, **more: Any) -> JobView:
+    """
+    Describe a job; *more* says what is known better.
+    """
+    said = fields_of(job)
+    return JobView(**(said | more if more else said))
+
+
+def summary_of(job: Job) -> msgspec.Struct:
+    """
+    Describe a job without its payload and its result.
+    """
+    view = view_of(job)
+    return JobSummary(**{name: getattr(view, name) for name in JobSummary.__struct_fields__})
+
+
+def receipt_of(job: Job) -> JobReceipt:
+    """
+    Describe a job without what it carries.
+    """
+    said = fields_of(job)
+    return JobReceipt(**{name: said[name] for name in JobReceipt.__struct_fields__})
 
 
 def seconds(value: float | str | None, what: str) -> float | None:
@@ -185,6 +232,7 @@ def new_job_of(topic: str, request: JobRequest) -> NewJob[Any]:
     """
     said = msgspec.structs.asdict(request)
     payload = bytes(said.pop("payload"))
+    check_json(payload)
     if said["backoff"] is not None:
         words = msgspec.to_builtins(said["backoff"])
         said["backoff"] = {name: value for name, value in words.items() if value is not None}

@@ -11,10 +11,13 @@ import msgspec
 from starlette.convertors import FloatConvertor, IntegerConvertor, UUIDConvertor
 from starlette.responses import Response
 
+from duly.annotation import uses_pydantic
 from duly.http.asyncjob import JOB_ID, AsyncJob
+from duly.http.jobs import IF_MATCH, IF_NONE_MATCH
 from duly.http.operations import JOB_ID as ID_PARAMETER
 from duly.http.operations import PREFER, WAIT
 from duly.http.problems import MEDIA_TYPE, PROBLEMS, TYPES
+from duly.validation import adapter_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -37,8 +40,19 @@ _HEADERS = {
     "Location": "where the status of the job is",
     "Retry-After": "seconds until it is worth to ask again",
 }
-_REFUSED = ("malformed", "too-large", "unsupported", "invalid", "key-reused", "full", "unavailable")
-_UNKNOWN = ("job-not-found", "invalid", "unavailable")
+_SAME = {"description": "it still has a tag that If-None-Match names"}
+_AWAY = ("unavailable", "record-unavailable", "out-of-memory", "outcome-unknown")
+_REFUSED = (
+    "malformed",
+    "too-large",
+    "unsupported",
+    "invalid",
+    "key-reused",
+    "full",
+    "keys-full",
+    *_AWAY,
+)
+_UNKNOWN = ("job-not-found", "invalid", *_AWAY)
 
 
 class Described:
@@ -75,14 +89,18 @@ class Described:
         if what == "cancel":
             return described | {
                 "summary": f"Cancel a job of {self._topic}",
-                "responses": {200: _job("cancelled"), **_problems("conflict", *_UNKNOWN)},
-                "openapi_extra": {"parameters": parameters},
+                "responses": {200: _job("cancelled"), **_problems("conflict", "outdated", *_UNKNOWN)},
+                "openapi_extra": {"parameters": [*parameters, _said(IF_MATCH), _said(IF_NONE_MATCH)]},
             }
-        waiting = [_said(WAIT), _said(PREFER)]
+        waiting = [_said(WAIT), _said(PREFER), _said(IF_NONE_MATCH), _said(IF_MATCH)]
         if what == "status":
             return described | {
                 "summary": f"Status of a job of {self._topic}",
-                "responses": {200: _job("the job as it is now"), **_problems(*_UNKNOWN)},
+                "responses": {
+                    200: _job("the job as it is now"),
+                    304: _SAME,
+                    **_problems("outdated", *_UNKNOWN),
+                },
                 "openapi_extra": {"parameters": [*parameters, *waiting]},
             }
         returned = self._handler.binding.returns() if self._handler is not None else None
@@ -95,7 +113,8 @@ class Described:
                         "application/json": {"schema": {} if returned is None else schema_of(returned)}
                     },
                 },
-                **_problems("unfinished", "cancelled", "dead", *_UNKNOWN),
+                304: _SAME,
+                **_problems("unfinished", "cancelled", "result-gone", "dead", "outdated", *_UNKNOWN),
             },
             "openapi_extra": {"parameters": [*parameters, *waiting]},
         }
@@ -149,8 +168,8 @@ def schema_of(kind: Any) -> dict[str, Any]:
     The schema of a type, complete in itself: a path cannot bring definitions along.
     """
     try:
-        if hasattr(kind, "model_json_schema"):
-            whole = kind.model_json_schema()
+        if uses_pydantic(kind):
+            whole = adapter_of(kind).json_schema()
         else:
             whole = msgspec.json.schema(kind, schema_hook=_of_pydantic)
     except (TypeError, ValueError, RuntimeError, NotImplementedError):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta
 
 from duly import options
-from duly.backoff import MAX_WAIT_MS
+from duly.durations import MAX_WAIT_MS
 from duly.job import TOPIC
 from duly.urls import MAX_URL
 
@@ -27,6 +27,9 @@ TOPIC_PATTERN = f"^{TOPIC.pattern}$"
 
 #: An id; `.` and `..` would mean another place in a path.
 ID_PATTERN = r"^(?:\.{0,2}[A-Za-z0-9_~:@=+-]|\.{3})[A-Za-z0-9._~:@=+-]*$"
+
+#: Where a list goes on.
+CURSOR_PATTERN = "^[A-Za-z0-9_-]+$"
 
 # So many digits that no sum of them passes the end of the calendar.
 _FRACTION = r"(?:\.[0-9]{1,9})?"
@@ -64,38 +67,28 @@ TIME_PATTERN = (
     r"(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])$"
 )
 
-_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-_LAST_LABEL = r"[A-Za-z](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-_OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-_IPV6 = r"\[(?:(?:[0-9A-Fa-f]{1,4}:){7}[0-9A-Fa-f]{1,4}|(?:[0-9A-Fa-f]{1,4}:){1,6}:[0-9A-Fa-f]{1,4}|::1)\]"
-
-#: Where a callback goes: a host, maybe a port, a path and a query, and neither a user nor a fragment.
-CALLBACK_PATTERN = (
-    rf"^https?://(?:(?:{_LABEL}\.){{0,9}}{_LAST_LABEL}|(?:{_OCTET}\.){{3}}{_OCTET}|{_IPV6})"
-    r"(?::[1-9][0-9]{0,3})?(?:/[!$-;=@-Z_a-z~]*)?(?:\?[!$-;=?-Z_a-z~]*)?$"
-)
+#: Where a callback goes, for readers of the description: it is `duly.urls` that reads one, as in Python.
+_URL: dict[str, Any] = {"pattern": r"^[Hh][Tt][Tt][Pp][Ss]?://[^\s#]+$", "maxLength": MAX_URL}
 
 _WRITE_DURATION = "write seconds, 500ms, 15s, 1h30m, 14d or PT1H30M; years and months have no fixed length"
 
 #: What to say about a text that does not fit.
 ADVICE = {
-    CALLBACK_PATTERN: "write a URL such as https://example.com/hook, without a user or a #fragment",
     TOPIC_PATTERN: "use 1 to 100 of the characters A-Z a-z 0-9 . _ - and begin with a letter or a digit",
     ID_PATTERN: "use 1 to 200 of the characters A-Z a-z 0-9 . _ ~ : @ = + - (and neither '.' nor '..')",
     DURATION_PATTERN: _WRITE_DURATION,
     POSITIVE_PATTERN: f"must be more than zero; {_WRITE_DURATION}",
+    CURSOR_PATTERN: "write the one that the call before gave",
     TIME_PATTERN: "write a time with its offset from UTC: 2026-01-31T09:00:00Z or 2026-01-31T10:00:00+01:00",
 }
 
 Seconds = Annotated[float, Meta(ge=0, le=MAX_WAIT_S)]
 PositiveSeconds = Annotated[float, Meta(ge=0.001, le=MAX_WAIT_S)]
 
-Duration = (
-    Seconds
-    | Annotated[
-        str, Meta(pattern=DURATION_PATTERN, description="90, 90s, 1m30s or PT1M30S", examples=["PT1M30S"])
-    ]
-)
+DurationText = Annotated[
+    str, Meta(pattern=DURATION_PATTERN, description="90, 90s, 1m30s or PT1M30S", examples=["PT1M30S"])
+]
+Duration = Seconds | DurationText
 PositiveDuration = (
     PositiveSeconds
     | Annotated[
@@ -111,6 +104,8 @@ Time = Annotated[
         extra_json_schema={"format": "date-time"},
     ),
 ]
+
+Url = Annotated[str, Meta(extra_json_schema=_URL)]
 
 #: The type of each kind of option in a request.
 TYPES: dict[Kind, Callable[[Option], Any]] = {
@@ -135,8 +130,6 @@ TYPES: dict[Kind, Callable[[Option], Any]] = {
     ],
     options.URL: lambda option: Annotated[
         str,
-        Meta(
-            pattern=CALLBACK_PATTERN, max_length=MAX_URL, description=option.about, examples=[option.example]
-        ),
+        Meta(description=option.about, examples=[option.example], extra_json_schema=_URL),
     ],
 }

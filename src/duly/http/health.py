@@ -1,5 +1,5 @@
 """
-Health: whether the service makes progress, and whether jobs get through the queue.
+Health: whether the service makes progress, and whether the queue takes jobs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Health(msgspec.Struct):
 
 class Readiness(msgspec.Struct):
     """
-    A service through which jobs run.
+    A service whose queue takes jobs.
     """
 
     status: str
@@ -49,7 +49,7 @@ async def healthz(service: Service, _request: Request) -> Response:
 
 async def readyz(service: Service, _request: Request) -> Response:
     """
-    Whether a job of our own was just enqueued, claimed and finished.
+    Whether the queue takes jobs: every shard just took a write.
     """
     if service.draining:
         raise _not_ready("draining", "the service is about to end")
@@ -79,12 +79,12 @@ OPERATIONS = [
         name="getReadiness",
         method="GET",
         path="/readyz",
-        about="Whether jobs get through: one of duly's own was enqueued, claimed and finished a moment ago. "
+        about="Whether the queue takes jobs: every shard took a write a moment ago. "
         "Send no requests here if not; the reason is one word.",
         run=readyz,
         scope=None,
         limited=False,
-        answers={200: Answer("a job got through", Readiness)},
+        answers={200: Answer("the queue takes jobs", Readiness)},
         problems=("not-ready",),
     ),
 ]

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from duly.backoff import DEFAULT, from_wire, wait_ms
-from duly.codec import reason_document, signature_of
+from duly.backoff import from_wire
+from duly.codec import check_json
 from duly.durations import say_time
 from duly.errors import DulyError, JobNotFound, LeaseLost, UsageError
+from duly.failure import reason_document, signature_of
 from duly.http.answers import answer
 from duly.http.bodies import read_json
-from duly.http.claims import LEASE_S, LeaseSeconds
+from duly.http.claims import LEASE_S, LeaseTime, lease_ms
 from duly.http.documents import NULL, seconds
 from duly.http.grammar import Duration
-from duly.http.handing import MAX_ATTEMPTS
 from duly.http.operations import Answer, Operation, Parameter
 from duly.http.problems import Problem
 from duly.http.tokens import Token, read_token, topic_of
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from duly.codec import Envelope
+    from duly.defaults import Defaults
     from duly.handlers import Handler
     from duly.http.service import Service
 
@@ -81,7 +82,7 @@ class ExtendRequest(msgspec.Struct, forbid_unknown_fields=True):
     How long from now the worker may fall silent.
     """
 
-    lease: LeaseSeconds = LEASE_S
+    lease: LeaseTime = LEASE_S
 
 
 class LeaseAnswer(msgspec.Struct, omit_defaults=True):
@@ -114,6 +115,7 @@ async def ack(service: Service, request: Request) -> Response:
             f"result is {len(result)} bytes, the limit is {limit}; store it elsewhere and send a reference"
         )
         raise Problem("invalid", detail, field="result")
+    check_json(result, "result")
     store = await service.app.store()
     # Of a run that returned nothing, nothing is kept.
     kept = b"" if result == b"null" else result
@@ -132,8 +134,8 @@ async def retry(service: Service, request: Request) -> Response:
     job = await (await service.app.views()).get(token.key)
     if job is None:
         raise _lost(service, token, JobNotFound(f"{token.key} is gone"))
-    handler = service.app.handlers.get(token.key.topic)
-    match after_failure(token.attempt, job.envelope, handler, delay_s, said.error):
+    terms = service.app.handlers.get(token.key.topic) or service.app.settings.defaults
+    match after_failure(token.attempt, job.envelope, terms, delay_s, said.error):
         case RetryLater(delay_ms, error, reason, _):
             store = await service.app.store()
             lease = token.lease(store.shards)
@@ -147,20 +149,20 @@ async def retry(service: Service, request: Request) -> Response:
 def after_failure(
     attempt: int,
     envelope: Envelope | None,
-    handler: Handler[..., Any] | None,
+    terms: Handler[..., Any] | Defaults,
     delay_s: float | None,
     failure: Failure | None,
 ) -> RetryLater | Buried:
     """
-    Decide what becomes of a job after a failed attempt: by its own options, its handler, or the defaults.
+    Decide what becomes of a job after a failed attempt: by its own options, its handler, or the settings.
 
     The attempt is that of the token, so the same call again decides the same.
     """
-    backoff = handler.backoff if handler else DEFAULT
+    backoff = terms.backoff
     if envelope is not None and envelope.backoff:
         with suppress(UsageError):  # sent by a newer release, maybe: the handler's own is better than none
             backoff = from_wire(envelope.backoff)
-    most = (envelope and envelope.max_attempts) or (handler.max_attempts if handler else MAX_ATTEMPTS)
+    most = (envelope and envelope.max_attempts) or terms.max_attempts
     told = _told(failure, "retry")
     outcome = outcome_of(
         Retry(delay_s), attempt=attempt, max_attempts=most, backoff=backoff, encode_result=lambda _: b""
@@ -203,16 +205,16 @@ async def extend(service: Service, request: Request) -> Response:
     """
     token = read_token(request.path_params["token"])
     said = await read_json(request, _extends, service.settings.body_limit, empty=b"{}")
-    lease_ms = wait_ms(said.lease, "lease")
+    for_ms = lease_ms(said.lease)
     store, views = await service.app.store(), await service.app.views()
     # Asked before, so that the lease lasts at least as long as is told.
     now_ms = await views.now_ms()
     lease = token.lease(store.shards)
-    [held] = await store.extend(lease.shard, [lease], lease_ms=lease_ms)
+    [held] = await store.extend(lease.shard, [lease], lease_ms=for_ms)
     if not held:
         raise _lost(service, token, LeaseLost(f"the lease on {token.key} is lost"))
-    service.workplace.roster.extended(token.fence, lease_ms)
-    until_ms = max(1, min(now_ms + lease_ms, token.claimed_ms + token.ttr_ms))
+    service.workplace.roster.extended(token.fence, for_ms)
+    until_ms = max(1, min(now_ms + for_ms, token.claimed_ms + token.ttr_ms))
     return _answer(token, "running", say_time(moment(until_ms)))  # type: ignore[arg-type]  # there is one
 
 

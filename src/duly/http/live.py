@@ -5,8 +5,7 @@ Live: the newest events of every shard, read once for all who follow; who is beh
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
+import time
 from collections import deque
 from contextlib import contextmanager
 from itertools import islice
@@ -15,22 +14,24 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from duly.durations import say_time
-from duly.errors import UsageError
-from duly.events import Event, Offset, Verb
-from duly.feed import EventsLost, Feed
+from duly.errors import EventsLost
+from duly.failure import kind_in
+from duly.feed import Feed
 from duly.job import moment
+from duly.offsets import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
+    from duly.events import Event, Offset, Verb
+    from duly.offsets import Places
     from duly.store import Store
 
-POLL_S = 0.2
+LISTEN_S = 2.0  #: one wait for news; then every shard is looked at: the server may have been rolled back
 IDLE_S = 5.0  #: how often the loop comes round while nobody follows
 PAGE = 10  #: script calls that are read at once; each may tell of hundreds of jobs
 KEPT_ROWS = 5_000  #: events of each shard that are kept for those who follow closely
 READS = 4  #: pages read from the store at once, for those who are behind
-ALL = 0xFFFFFFFF  #: every row of an entry
 
 
 class EventView(msgspec.Struct, frozen=True):
@@ -53,7 +54,9 @@ class EventView(msgspec.Struct, frozen=True):
     worker: str | None
     reason: str | None
     shard: int
-    number: int  #: of the script call that did it, dense within its shard
+    number: int  #: of the script call that did it, dense within its shard and its epoch
+    row: int  #: among what that call did
+    epoch: str  #: of the namespace: another one after the server was emptied
 
 
 def view_of(event: Event) -> EventView:
@@ -79,6 +82,8 @@ def view_of(event: Event) -> EventView:
         event.reason or None,
         event.shard,
         event.counter,
+        event.row,
+        event.epoch,
     )
 
 
@@ -90,6 +95,7 @@ class Row(NamedTuple):
     topic: str
     verb: Verb
     data: bytes
+    public: bytes  #: the same for web pages: of a failure the type alone
 
 
 class Entry(NamedTuple):
@@ -101,58 +107,12 @@ class Entry(NamedTuple):
     rows: list[Row]
 
 
-class Place(NamedTuple):
-    """
-    How far somebody has read in one shard: an entry, and how many of its rows.
-    """
-
-    offset: Offset
-    rows: int = ALL
-
-
-Places = list[Place | None]
-
-
-def write_places(places: Sequence[Place | None]) -> str:
-    """
-    Places as an id: opaque, and all that is needed to go on.
-    """
-    told = [
-        None
-        if place is None
-        else (place.offset.counter, place.rows, bytes.fromhex(place.offset.nonce), place.offset.epoch)
-        for place in places
-    ]
-    return base64.urlsafe_b64encode(msgspec.msgpack.encode(told)).decode().rstrip("=")
-
-
-def read_places(text: str, shards: int) -> Places:
-    """
-    Places from an id.
-
-    Raises:
-        UsageError: It is none of ours.
-    """
-    try:
-        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-        told = msgspec.msgpack.decode(data, type=list[tuple[int, int, bytes, str] | None])
-    except (binascii.Error, ValueError, msgspec.MsgspecError):
-        raise UsageError("Last-Event-ID is not an id that this stream gave") from None
-    if len(told) != shards:
-        raise UsageError(f"Last-Event-ID is of a queue with {len(told)} shards, and this one has {shards}")
-    if any(each and not (0 < each[0] < 2**63 and 0 <= each[1] <= ALL) for each in told):
-        raise UsageError("Last-Event-ID is not an id that this stream gave")
-    return [
-        None if each is None else Place(Offset(each[3], each[0], each[2].hex()), each[1]) for each in told
-    ]
-
-
 class Live:
     """
-    One poller for all followers.  While nobody follows, nothing is read.
+    One reader for all followers, woken by the server.  While nobody follows, nothing is read.
     """
 
-    every_s = POLL_S
+    every_s = 0.0  # it waits by itself
 
     def __init__(self, store: Store, *, most: int) -> None:
         self.feed = Feed(store)
@@ -161,6 +121,7 @@ class Live:
         self._most = most
         self._tails: list[deque[Entry] | None] = [None] * store.shards
         self._rows = [0] * store.shards
+        self._looked_s = 0.0  #: when every shard was looked at
         self._wanted = asyncio.Event()
         self._news = asyncio.Event()
         self._reads = asyncio.Semaphore(READS)
@@ -202,7 +163,7 @@ class Live:
 
     async def run_once(self) -> int:
         """
-        Read what is new on every shard, a page of each.
+        Wait until there is something new, and read a page of each shard that has some.
         """
         if not self.followers:
             self._tails = [None] * self.shards
@@ -212,11 +173,23 @@ class Live:
             except TimeoutError:
                 return 0
         found = 0
-        for shard in range(self.shards):
+        for shard in await self._shards():
             found += await self._poll(shard)
         if found:
             self.wake()
         return found
+
+    async def _shards(self) -> Iterable[int]:
+        """
+        The shards with news; all of them where that is not known, or none has had any for some time.
+        """
+        now_s = time.monotonic()
+        if None not in self._tails and now_s - self._looked_s < LISTEN_S:
+            after = [tail[-1].offset if tail else None for tail in self._tails]
+            if news := await self.feed.news(after, self._looked_s + LISTEN_S - now_s):
+                return news
+        self._looked_s = time.monotonic()
+        return range(self.shards)
 
     async def _poll(self, shard: int) -> int:
         tail = self._tails[shard]
@@ -244,6 +217,12 @@ class Live:
         """
         last = [await self.feed.last(shard) for shard in range(self.shards)]
         return [None if offset is None else Place(offset) for offset in last]
+
+    def forget(self, shard: int) -> None:
+        """
+        Have the store asked for what is kept of a shard: it may not be true any more.
+        """
+        self._tails[shard] = None
 
     async def after(self, shard: int, place: Place | None) -> list[Entry]:
         """
@@ -290,7 +269,12 @@ class Live:
 
 
 def _entry(offset: Offset, events: list[Event]) -> Entry:
-    return Entry(
-        offset,
-        [Row(event.topic, event.verb, msgspec.json.encode(view_of(event))) for event in events],
-    )
+    return Entry(offset, [_row(event) for event in events])
+
+
+def _row(event: Event) -> Row:
+    view = view_of(event)
+    data = public = msgspec.json.encode(view)
+    if view.reason is not None and (kind := kind_in(view.reason)) != view.reason:
+        public = msgspec.json.encode(msgspec.structs.replace(view, reason=kind))
+    return Row(event.topic, event.verb, data, public)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
+from duly.extras import install
 from duly.http.operations import Answer, Operation
-from duly.http.problems import Problem
+from duly.http.problems import PROBLEMS, Problem
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 #: What has no operation: a path or a method that does not exist.  The path itself is never a label.
 NONE = "none"
+
+OPERATION = "duly.operation"  #: where a scope says which one it is about
 
 
 def metrics_of(app: Duly) -> Metrics | None:
@@ -56,8 +59,7 @@ class Meter:
         began_s, answered = time.perf_counter(), False
 
         def count(status: int) -> None:
-            operation = scope.get("state", {}).get("operation", NONE)
-            self._metrics.served(operation, status, time.perf_counter() - began_s)
+            self._metrics.served(scope.get(OPERATION, NONE), status, time.perf_counter() - began_s)
 
         async def counting(message: Message) -> None:
             nonlocal answered
@@ -70,7 +72,7 @@ class Meter:
             await self._app(scope, receive, counting)
         except Exception:
             if not answered:
-                count(Problem("unavailable", "").status)  # as it will be answered
+                count(PROBLEMS["fault"][0])  # as it will be answered
             raise
 
 
@@ -81,7 +83,7 @@ async def scrape(service: Service, _request: Request) -> Response:
     metrics = service.metrics
     if metrics is None:
         raise Problem(
-            "not-installed", "metrics need prometheus-client: pip install 'duly[server,metrics]' and restart"
+            "not-installed", f"metrics need prometheus-client: {install('server', 'metrics')} and restart"
         )
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest  # noqa: PLC0415  # as above
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from duly.http.grammar import ID_PATTERN, TOPIC_PATTERN
+from duly.http.grammar import DURATION_PATTERN, ID_PATTERN, TOPIC_PATTERN
+from duly.http.problems import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -50,6 +51,8 @@ class Answer:
     kind: Any = None  #: the type of the document, None for none
     media: str = "application/json"
     headers: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()  #: operations on the job that it tells of
+    unread: Any = None  #: another type of the document, for keys without the scope read or by the query
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +74,9 @@ class Operation:
     body_media: tuple[str, ...] = ("application/json",)
     body_required: bool = True
     of_topics: bool = False  #: shows a key what is of its topics, so that one bound to some may call it
-    audit: Action | None = None  #: what is recorded where it succeeds
+    audit: Action | None = None  #: what is recorded where it succeeds and has changed something
     limited: bool = True  #: counts against the caller's rate
+    by_token: bool = False  #: a stream token in the query stands for a key
     topic_of: Callable[[Request], str | None] = topic_in_path  #: which API keys may be bound to
 
 
@@ -91,7 +95,29 @@ JOB_ID = Parameter(
 WAIT = Parameter(
     "wait",
     "query",
-    "seconds to wait for an end at most; the service has a limit of its own",
-    {"type": "number", "minimum": 0},
+    "how long to wait for an end at most, in seconds or as 1m30s; the service has a limit of its own",
+    {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": DURATION_PATTERN}]},
 )
 PREFER = Parameter("Prefer", "header", "wait=SECONDS, as the parameter (RFC 7240)")
+
+
+def limit(about: str, most: int, default: int = 100) -> Parameter:
+    """
+    Describe the query parameter limit.
+    """
+    schema = {"type": "integer", "minimum": 1, "maximum": most, "default": default}
+    return Parameter("limit", "query", about, schema)
+
+
+def read_limit(request: Request, most: int, default: int = 100) -> int:
+    """
+    Read the query parameter limit.
+
+    Raises:
+        Problem: It is no number from 1 to *most*.
+    """
+    said = request.query_params.get("limit", str(default))
+    # A longer text is no number to read: Python refuses one of more than 4,300 digits.
+    if said.isascii() and said.isdigit() and len(said) < 10 and 1 <= int(said) <= most:
+        return int(said)
+    raise Problem("invalid", f"limit={said[:20]!r} must be a number from 1 to {most}", field="limit")

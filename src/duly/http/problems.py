@@ -4,12 +4,15 @@ Problems: every error over HTTP, as one document (RFC 9457) with a type that pro
 
 from __future__ import annotations
 
+import logging
+import math
 import re
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
-from starlette.responses import Response
 
+from duly.connection import OutOfMemory
 from duly.errors import (
     Conflict,
     DulyError,
@@ -20,12 +23,21 @@ from duly.errors import (
     LeaseLost,
     OutcomeUnknown,
     QueueFull,
+    RecordUnavailable,
+    ResultGone,
     StoreUnavailable,
     UsageError,
 )
+from duly.http.refusals import Refusal
+from duly.idempotency import KeyReused, KeysFull
+from duly.ids import new_id
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+
+    from starlette.responses import Response
+
+log = logging.getLogger("duly.http")
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -37,27 +49,38 @@ PROBLEMS = {
     "malformed": (400, "The request cannot be read"),
     "unauthenticated": (401, "A valid API key is needed"),
     "forbidden": (403, "This API key does not allow it"),
+    "cross-site": (403, "A web page of another site sent this request"),
     "not-found": (404, "There is no such thing"),
     "job-not-found": (404, "There is no such job"),
     "method-not-allowed": (405, "This method does not apply here"),
     "not-acceptable": (406, "No such representation"),
+    "timeout": (408, "The request did not come in time"),
     "exists": (409, "A job with this id exists"),
     "conflict": (409, "The job is in another state"),
     "unfinished": (409, "The job has not ended"),
     "lease-lost": (409, "The lease is lost"),
     "cancelled": (410, "The job was cancelled"),
-    "outdated": (412, "The job has changed since"),
+    "result-gone": (410, "The result was not kept"),
+    "outdated": (412, "A condition of the request does not hold"),
     "too-large": (413, "The request is too large"),
     "unsupported": (415, "This media type is not understood"),
+    "misdirected": (421, "The service has another name"),
     "invalid": (422, "A value is wrong"),
     "key-reused": (422, "This key stands for another request"),
     "dead": (424, "The job is dead"),
     "too-many-requests": (429, "Too many requests"),
+    "headers-too-large": (431, "The headers are too large"),
+    "fault": (500, "The service has a fault"),
     "not-installed": (501, "A package is missing"),
     "stuck": (503, "A loop of the service makes no progress"),
     "not-ready": (503, "The service cannot run jobs through the queue"),
     "full": (503, "The topic is at its backlog limit"),
-    "unavailable": (503, "The queue is not available"),
+    "keys-full": (503, "No room to keep another request under a key"),
+    "busy": (503, "The service has no connection left"),
+    "unavailable": (503, "The queue is not available, and nothing was changed"),
+    "record-unavailable": (503, "The record is not available"),
+    "out-of-memory": (503, "The queue is at its memory limit, and nothing was changed"),
+    "outcome-unknown": (503, "Nobody knows whether it was done"),
 }
 
 
@@ -101,7 +124,7 @@ class Problem(Exception):
         """
         The whole answer.
         """
-        return Response(
+        return Refusal(
             msgspec.json.encode(self.document()),
             status_code=self.status,
             media_type=MEDIA_TYPE,
@@ -120,6 +143,12 @@ def problem_of(error: DulyError) -> Problem:
         case UsageError():
             found = _OPTION.match(str(error))
             return Problem("invalid", str(error), field=found[1] if found else None)
+        case KeyReused():
+            return Problem("key-reused", str(error), field="Idempotency-Key")
+        case KeysFull():
+            return Problem(
+                "keys-full", str(error), headers={"Retry-After": str(max(1, math.ceil(error.wait_s)))}
+            )
         case JobExists():
             return Problem("exists", str(error))
         case JobNotFound():
@@ -132,12 +161,47 @@ def problem_of(error: DulyError) -> Problem:
             return Problem("dead", str(error))
         case JobCancelled():
             return Problem("cancelled", str(error))
+        case ResultGone():
+            return Problem("result-gone", str(error))
         case QueueFull():
             return Problem("full", str(error), headers={"Retry-After": "5"})
-        case StoreUnavailable() | OutcomeUnknown():
-            # The message names a server that is none of the client's business.
+        # The messages name servers that are none of the client's business.
+        case OutOfMemory():
+            detail = "the queue's server is at its memory limit and refused the call; nothing was changed"
+            return Problem("out-of-memory", detail, headers={"Retry-After": "5"})
+        case RecordUnavailable():
             detail = (
-                "the queue's server cannot be reached or refused the call; sending the same again is safe"
+                "the record cannot be reached or refused the call; nothing was changed, but that a cancel "
+                "may have ended what the queue has of the job"
             )
+            return Problem("record-unavailable", detail, headers={"Retry-After": "1"})
+        case StoreUnavailable():
+            detail = "the queue's server cannot be reached or refused the call; nothing was changed"
             return Problem("unavailable", detail, headers={"Retry-After": "1"})
-    return Problem("unavailable", "the queue cannot serve this now", headers={"Retry-After": "5"})
+        case OutcomeUnknown():
+            detail = "it may have been done, and nobody knows; sending the same again is safe"
+            return Problem("outcome-unknown", detail, headers={"Retry-After": "1"})
+    return fault_of(error)
+
+
+@contextmanager
+def after_change() -> Iterator[None]:
+    """
+    Say of a server that goes away once something was changed that the outcome is unknown.
+    """
+    try:
+        yield
+    except StoreUnavailable as error:
+        raise OutcomeUnknown(f"something was changed, and what came of it cannot be told: {error}") from error
+
+
+def fault_of(error: Exception, where: str = "") -> Problem:
+    """
+    Log what sending the same again does not mend, and say under which id.
+
+    The message of the error is for the log only: it may quote what is none of the client's business.
+    """
+    reference = new_id()
+    log.error("fault %s%s: %s", reference, f" at {where}" if where else "", error, exc_info=error)
+    detail = f"the service failed, and sending the same again does not help; its log says why at {reference}"
+    return Problem("fault", detail, reference=reference)

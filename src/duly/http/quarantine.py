@@ -10,10 +10,11 @@ import msgspec
 from starlette.responses import Response
 
 from duly.errors import JobNotFound
+from duly.http import idempotency
 from duly.http.answers import answer
 from duly.http.jobs import job_key
-from duly.http.operations import JOB_ID, TOPIC, Answer, Operation, Parameter
-from duly.http.problems import Problem
+from duly.http.operations import JOB_ID, TOPIC, Answer, Operation, Parameter, limit, read_limit
+from duly.http.repeats import Repeats
 from duly.job import shard_of
 from duly.quarantine import QuarantinedContent, QuarantinedDocument, quarantine_page, quarantined_content
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from duly.http.service import Service
 
 MAX_PAGE = 1000
+THERE, ABSENT = b"there", b"absent"  #: how a request to drop a job was answered
 
 
 class QuarantinePage(msgspec.Struct):
@@ -38,11 +40,9 @@ async def list_(service: Service, request: Request) -> Response:
     """
     Jobs in quarantine, page by page.
     """
-    said = request.query_params.get("limit", "100")
-    if not said.isascii() or not said.isdigit() or not 1 <= int(said[:9]) <= MAX_PAGE:
-        raise Problem("invalid", f"limit={said!r} must be a number from 1 to {MAX_PAGE}", field="limit")
+    most = read_limit(request, MAX_PAGE)
     store = await service.app.store()
-    page = await quarantine_page(store, request.query_params.get("cursor") or None, int(said))
+    page = await quarantine_page(store, request.query_params.get("cursor"), most)
     return answer(QuarantinePage(*page))
 
 
@@ -58,7 +58,13 @@ async def drop(service: Service, request: Request) -> Response:
     Remove one job from quarantine.
     """
     key, store = job_key(request), await service.app.store()
-    [there] = await store.drop(shard_of(*key, store.shards), [key.member])
+    repeats = Repeats(store, request, idempotency.call_of(request, "drop"))
+    first = await repeats.begin()
+    if first is not None and first.answer:
+        there = first.answer == THERE
+    else:
+        [there] = await store.drop(shard_of(*key, store.shards), [key.member])
+        await repeats.end(THERE if there else ABSENT)
     if not there:
         raise JobNotFound(f"{key} is not in quarantine")
     return Response(status_code=204)
@@ -79,12 +85,7 @@ OPERATIONS = [
                 "where the last page ended; empty for the first",
                 {"type": "string", "pattern": r"^([0-9]{1,4}:[0-9]{1,20})?$"},
             ),
-            Parameter(
-                "limit",
-                "query",
-                "jobs of a page, about",
-                {"type": "integer", "minimum": 1, "maximum": MAX_PAGE},
-            ),
+            limit("jobs of a page, about", MAX_PAGE),
         ),
         answers={200: Answer("a page", QuarantinePage)},
         problems=("invalid",),
@@ -108,7 +109,7 @@ OPERATIONS = [
         run=drop,
         scope="admin",
         audit="drop",
-        parameters=(TOPIC, JOB_ID),
+        parameters=(TOPIC, JOB_ID, idempotency.PARAMETER, idempotency.AGE_PARAMETER),
         answers={204: Answer("it is gone")},
         problems=("job-not-found", "invalid"),
     ),

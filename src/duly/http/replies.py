@@ -4,17 +4,18 @@ The response queue: what became of jobs that were sent with a reply_to.
 
 from __future__ import annotations
 
-import asyncio
+from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from duly.documents import EndedJob, ended_fields_of
+from duly.documents import EndedJob, ended_fields_of, public_error_of
+from duly.durations import parse_duration
+from duly.http.access import may_read
 from duly.http.answers import answer
 from duly.http.bodies import read_json
-from duly.http.documents import STATUS_CODES, StatusCode
-from duly.http.grammar import TOPIC_PATTERN
-from duly.http.operations import PREFER, WAIT, Answer, Operation, Parameter
+from duly.http.grammar import TOPIC_PATTERN, Duration
+from duly.http.operations import Answer, Operation, Parameter, limit, read_limit
 from duly.http.problems import Problem
 from duly.job import check_topic
 from duly.replies import LEASE_S, MAX_TAKEN, Taken
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
     from duly.apikeys import ApiKey
     from duly.http.service import Service
-    from duly.replies import Reply
+    from duly.replies import Reply, ReplyQueue
+
+FIRST = 10  #: replies that are leased before it is known how large they are
 
 ReplyId = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,5}-[0-9]{1,16}$", max_length=22)]
 
@@ -34,8 +37,6 @@ class EndedView(EndedJob, kw_only=True, frozen=True):
     """
     A job as it was when it ended.
     """
-
-    status_code: StatusCode
 
 
 class ReplyView(msgspec.Struct):
@@ -49,11 +50,30 @@ class ReplyView(msgspec.Struct):
 
 class RepliesAnswer(msgspec.Struct):
     """
-    Replies, oldest first, and how many of this queue were dropped unread since it was empty last.
+    Replies, oldest first of each shard, and how many of this queue were dropped unread since it was last
+    empty.
     """
 
     replies: list[ReplyView]
     dropped: int
+
+
+class RepliesShown(RepliesAnswer):
+    """
+    Replies that wait; with more, others were left out because these are large enough together.
+    """
+
+    more: bool
+
+
+class RepliesTake(msgspec.Struct, forbid_unknown_fields=True):
+    """
+    How many replies to lease, and how long to wait for the first.
+    """
+
+    #: A whole number, which in JSON may be written 5.0, too.
+    limit: Annotated[float, msgspec.Meta(ge=1, le=MAX_TAKEN, multiple_of=1)] = 1
+    wait: Duration = 0
 
 
 class RepliesAck(msgspec.Struct, forbid_unknown_fields=True):
@@ -72,6 +92,7 @@ class RepliesAcked(msgspec.Struct):
     acked: int
 
 
+_takes = msgspec.json.Decoder(RepliesTake)
 _acks = msgspec.json.Decoder(RepliesAck)
 
 
@@ -100,42 +121,84 @@ def _queue_in_path(request: Request) -> str | None:
     return name
 
 
+async def show(service: Service, request: Request) -> Response:
+    """
+    Show the replies that no reader has, and leave them there.
+    """
+    name, most = _name(request), read_limit(request, MAX_TAKEN, 1)
+    seen, more = await _peek(await service.app.reply_queue(), name, most, service.settings.page_limit)
+    views = [_view(request, reply) for reply in seen.replies]
+    return answer(RepliesShown(views, seen.dropped, more))
+
+
+async def _peek(queue: ReplyQueue, name: str, limit: int, bound: int) -> tuple[Taken, bool]:
+    """
+    Look at replies, few at first, until there are *limit* or their results are *bound* bytes together.
+
+    Returns: what is to be shown, and whether more was left out for its size.
+    """
+    step = min(limit, FIRST)
+    while True:
+        seen = await queue.peek(name, limit=step)
+        sizes = list(accumulate(len(reply.job.outcome) for reply in seen.replies))
+        left = seen.cut or len(sizes) == step < limit
+        # As many more as fit, if they are as large as these.
+        wider = 0 if len(sizes) < step else min(limit, bound * step // max(sizes[-1], 1))
+        if wider <= step:
+            break
+        step = wider
+    fit = max(1, sum(size <= bound for size in sizes))
+    return Taken(seen.replies[:fit], seen.dropped), fit < len(sizes) or left
+
+
 async def take(service: Service, request: Request) -> Response:
     """
-    Lease replies to who asks, or wait for the first.
+    Lease replies to the client, or wait for the first.
     """
-    name, limit, wait_s = _name(request), _limit(request), service.wait_s(request)
-    queue = await service.app.reply_queue()
-    taken = await queue.take(name, limit=limit)
+    name = _name(request)
+    wanted = await read_json(request, _takes, service.settings.body_limit, empty=b"{}")
+    wait_s = min(parse_duration(wanted.wait, "wait") / 1000, service.settings.max_wait_s)
+    queue, limit = await service.app.reply_queue(), int(wanted.limit)
+    taken = await _take(queue, name, limit, service.settings.page_limit)
     if wait_s and not taken.replies:
-        gone = asyncio.create_task(_gone(request))
-        try:
-            later = await service.patiently(queue.take(name, limit=limit, wait_s=wait_s), wait_s + 1, gone)
-        finally:
-            gone.cancel()
+        # What came to a client that has gone would be kept from others for nothing.
+        later = await service.patiently(
+            queue.take(name, limit=min(limit, FIRST), wait_s=wait_s), wait_s + 1, request
+        )
         if later is not None:
             taken = Taken(later.replies, max(taken.dropped, later.dropped))
-    return answer(RepliesAnswer([_view(reply) for reply in taken.replies], taken.dropped))
+    return _answer(request, taken)
 
 
-async def _gone(request: Request) -> None:
+async def _take(queue: ReplyQueue, name: str, limit: int, bound: int) -> Taken:
     """
-    Return when the client has gone: what came then would be kept from others for nothing.
+    Lease replies few at a time, until there are *limit* or their results are *bound* bytes together.
     """
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    replies: list[Reply] = []
+    size, dropped, step = 0, 0, min(limit, FIRST)
+    while step > 0:
+        some = await queue.take(name, limit=step, wait_s=0.0)
+        replies += some.replies
+        dropped = max(dropped, some.dropped)
+        if len(some.replies) < step:
+            break
+        size += sum(len(reply.job.outcome) for reply in some.replies)
+        room = max(bound - size, 0) * len(replies) // max(size, 1)
+        step = min(limit - len(replies), room)
+    return Taken(replies, dropped)
 
 
-def _limit(request: Request) -> int:
-    said = request.query_params.get("limit", "1")
-    if not said.isascii() or not said.isdigit() or not 1 <= int(said[:9]) <= MAX_TAKEN:
-        raise Problem("invalid", f"limit={said!r} must be a number from 1 to {MAX_TAKEN}", field="limit")
-    return int(said)
+def _answer(request: Request, taken: Taken) -> Response:
+    return answer(RepliesAnswer([_view(request, reply) for reply in taken.replies], taken.dropped))
 
 
-def _view(reply: Reply) -> ReplyView:
+def _view(request: Request, reply: Reply) -> ReplyView:
     job = reply.job
-    return ReplyView(reply.id, EndedView(**ended_fields_of(job), status_code=STATUS_CODES[job.state]))
+    fields = ended_fields_of(job)
+    if not may_read(request, job.topic):
+        # What a job carries is not for a sender of others, however it came into this queue.
+        fields |= {"error": public_error_of(job), "context": None, "callback": None}
+    return ReplyView(reply.id, EndedView(**fields))
 
 
 async def ack(service: Service, request: Request) -> Response:
@@ -154,30 +217,40 @@ _NAME = Parameter(
     {"type": "string", "pattern": TOPIC_PATTERN, "minLength": 1, "maxLength": 100},
 )
 
-# Not for the scope read: what one reader takes, others do not see.  Who sends a job is told its end anyway.
+# For the scope enqueue: a client that sends a job may know its end.  What one reader takes, others do not
+# see, so that the scope read is not enough.
 OPERATIONS = [
     Operation(
-        name="takeReplies",
+        name="showReplies",
         method="GET",
         path="/v1/replies/{name}",
-        about="What became of jobs that were sent with this reply_to, oldest first; with wait, once there is "
-        f"one, if that is in time. They are leased for {LEASE_S} seconds: what is not acked comes again.",
-        run=take,
+        about="What became of jobs that were sent with this reply_to, oldest first of each shard, as far as "
+        "no reader has it. Nothing is taken. Without the scope read, an error has its type and a reference, "
+        "and context and callback are null.",
+        run=show,
         scope="enqueue",
         topic_of=_queue_in_path,
         parameters=(
             _NAME,
-            Parameter(
-                "limit",
-                "query",
-                "at most so many replies",
-                {"type": "integer", "minimum": 1, "maximum": MAX_TAKEN, "default": 1},
-            ),
-            WAIT,
-            PREFER,
+            limit("at most so many replies", MAX_TAKEN, 1),
         ),
-        answers={200: Answer("the replies; none if there was nothing in time", RepliesAnswer)},
+        answers={200: Answer("the replies; none if there is nothing", RepliesShown)},
         problems=("invalid",),
+    ),
+    Operation(
+        name="takeReplies",
+        method="POST",
+        path="/v1/replies/{name}/take",
+        about="Lease replies, oldest first of each shard; with wait, once there is one, if that is in time. "
+        f"They are kept from other readers for {LEASE_S} seconds: what is not acked comes again.",
+        run=take,
+        scope="enqueue",
+        topic_of=_queue_in_path,
+        parameters=(_NAME,),
+        body=RepliesTake,
+        body_required=False,
+        answers={200: Answer("the replies; none if there was nothing in time", RepliesAnswer)},
+        problems=("too-large", "unsupported", "invalid"),
     ),
     Operation(
         name="ackReplies",

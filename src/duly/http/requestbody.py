@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from duly.codec import Unreadable
+from duly.binding import WrongArgument
+from duly.codec import Unreadable, check_depth
 from duly.http.bodies import decode, invalid
 from duly.http.problems import Problem
+from duly.validation import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,8 +52,10 @@ class RequestBody:
 
         Raises:
             Problem: It is no JSON, not what the handler takes, or missing.
+            UsageError: It is nested too deeply.
         """
         said = decode(_anything, body) if body else None
+        check_depth(body, "the body")
         if self.binding is None:
             return body or b"null", said, said
         if self.required and not body:
@@ -72,6 +76,13 @@ class RequestBody:
 
     def _refusal(self, error: Unreadable) -> Problem:
         causes = list(_causes(error))
+        if isinstance(error, WrongArgument):
+            where = "" if error.name == self.argument else error.name
+            listed = getattr(causes[1], "errors", None)
+            if callable(listed):
+                return _of_pydantic(where, listed)
+            detail = str(causes[1])
+            return Problem("invalid", f"{where}: {detail}" if where else detail, field=where or None)
         wrong = next((each for each in causes if isinstance(each, msgspec.ValidationError)), None)
         if wrong is None:  # raised by a check of the user's own
             return Problem("invalid", str(causes[1]) if len(causes) > 1 else "the body does not fit")
@@ -128,7 +139,7 @@ def _of_pydantic(where: str, list_errors: Any) -> Problem:
     What pydantic found, without the values that were sent: an answer may be logged.
     """
     found = [
-        {"field": ".".join(filter(None, [where, *map(str, each["loc"])])), "detail": each["msg"]}
+        {"field": place_of(each["loc"], where), "detail": each["msg"]}
         for each in list_errors(include_url=False, include_input=False, include_context=False)
     ]
     detail = "; ".join(f"{each['field']}: {each['detail']}".removeprefix(": ") for each in found)

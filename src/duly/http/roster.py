@@ -148,7 +148,7 @@ class Roster:
         """
         Note that a worker was given a job.
         """
-        worker.claimed += 1
+        worker.claimed += lease.fence_bytes not in worker.held
         held = Held(time.monotonic() + lease_ms / 1000, lease.lane, lease.half)
         worker.held[lease.fence_bytes] = held
         self._holders[lease.fence_bytes] = worker, held

@@ -5,16 +5,19 @@ Serve an ASGI application: where it may listen, and how it ends.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
+import resource
 import signal
 import socket
 import threading
+import time
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 
+from duly.addresses import is_loopback
 from duly.errors import UsageError
 from duly.http.protocol import Protocol
 
@@ -30,17 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("duly.serve")
 
-
-def is_loopback(host: str) -> bool:
-    """
-    Whether only this machine reaches *host*.
-    """
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+TICKS = 5  #: of uvicorn's, which are tenths of a second, between two looks at all connections
+FILES = 100  #: that a service has open beside its connections
 
 
 async def check_place(host: str, keys: KeyRing) -> None:
@@ -73,6 +67,26 @@ def listen(host: str, port: int) -> socket.socket:
         raise UsageError(
             f"cannot listen on {host} port {port}: {said}; choose another with --port"
         ) from error
+
+
+def allow_files(connections: int) -> None:
+    """
+    Raise the limit of open files to what so many connections need, as far as the system allows.
+    """
+    needed = connections + connections // 10 + FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < needed:
+        log.warning(
+            "%d connections need %d open files, and the system allows %d: raise `ulimit -n`, or lower "
+            "--max-connections",
+            connections,
+            needed,
+            allowed,
+        )
 
 
 @asynccontextmanager
@@ -112,8 +126,10 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """
-        Look whether it is time to end.
+        Look whether it is time to end, and for clients that take too long.
         """
+        if counter % TICKS == 0:
+            self._check()
         return await super().on_tick(counter) or self._service.workplace.failure is not None
 
     @contextmanager
@@ -138,17 +154,34 @@ class Server(uvicorn.Server):
         Tell the service that it drains: what waits for long, or streams for ever, ends by itself then.
         """
         self._service.drain()
-        await super().shutdown(sockets)
+        checking = asyncio.create_task(self._check_often())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            checking.cancel()
+
+    async def _check_often(self) -> None:
+        while True:
+            await asyncio.sleep(0.1)
+            self._check(ending=True)
+
+    def _check(self, *, ending: bool = False) -> None:
+        now_s = time.monotonic()
+        for connection in list(self.server_state.connections):
+            cast("Protocol", connection).check(now_s, ending=ending)
 
 
 def server_of(application: Starlette, drain_s: float) -> Server:
     """
     A server that ends requests under way before it ends itself, for at most *drain_s*.
     """
+    service = application.state.service
+    protocol: Any = partial(Protocol, limits=service.settings)
     return Server(
         uvicorn.Config(
             application,
-            http=Protocol,
+            http=protocol,
+            ws="none",
             lifespan="on",
             log_config=None,
             access_log=False,
@@ -157,5 +190,5 @@ def server_of(application: Starlette, drain_s: float) -> Server:
             date_header=True,
             timeout_graceful_shutdown=max(1, round(drain_s)),
         ),
-        application.state.service,
+        service,
     )

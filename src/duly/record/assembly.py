@@ -4,12 +4,15 @@ A record put together: rows, relay, guard and upkeep on one database and one sto
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from duly.errors import DulyError, JobExists, OutcomeUnknown, QueueFull, Unsupported
 from duly.record.clock import Clock
 from duly.record.database import Database
 from duly.record.guard import Guard
+from duly.record.idempotency import Expiry, KeptEntries
 from duly.record.keys import KeptKeys
 from duly.record.mending import count_rows
 from duly.record.net import Net
@@ -18,14 +21,22 @@ from duly.record.reconcile import Reconciler
 from duly.record.record import Record
 from duly.record.relay import Relay
 from duly.record.retention import Retention
+from duly.record.sessions import Home
 from duly.record.upkeep import Upkeep
 from duly.record.views import RecordViews
+from duly.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeVar
 
+    from sqlalchemy import Connection
+
+    from duly.job import Order, Placed
     from duly.record.reconcile import Report
-    from duly.store import Store
+    from duly.record.sessions import AnySession
+
+    T = TypeVar("T")
 
 
 class WholeRecord(Record):
@@ -54,19 +65,89 @@ class WholeRecord(Record):
         )
         super().__init__(database, store, relay=relay, clock=clock, guard=guard)
         self._relay = relay
+        self._home = Home(database, store.namespace)
         self.keys = KeptKeys(database, store.namespace)
+        self._entries: dict[tuple[int, int], KeptEntries] = {}
         self.upkeep = Upkeep(
             relay,
             Net(database, store, generation=self.generation),
             guard,
             Retention(database, store.namespace, keep_ms=keep_ms, clock=clock),
+            Expiry(database, store.namespace, clock),
         )
+
+    if not TYPE_CHECKING:  # to a type checker every attribute would be there
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_") or not hasattr(Store, name):
+                msg = f"{type(self).__name__!r} object has no attribute {name!r}"
+                raise AttributeError(msg, name=name, obj=self)
+            raise Unsupported(f"a record has no call {name}: it is one of the store's, `await app.store()`")
+
+    async def enqueue(self, order: Order, *, session: AnySession | None = None) -> Placed:
+        """
+        See `Record`; a request that failed takes no room of those that may be sent again.
+
+        Raises:
+            JobExists, QueueFull, RecordUnavailable, OutcomeUnknown: As there.
+        """
+        try:
+            return await super().enqueue(order, session=session)
+        except (JobExists, QueueFull, OutcomeUnknown):
+            raise  # its entry is written, or may be
+        except DulyError:
+            if order.once is not None:
+                for entries in self._entries.values():
+                    entries.give_up(order.once.entry)
+            raise
+
+    async def agreed_if_there(self) -> None:
+        """
+        See `Record`; what is promised next counts from the server's time as it is, also after a pause.
+
+        Raises:
+            ServerUnsuitable, RecordUnavailable: As there.
+        """
+        await self.clock.look()
+        await super().agreed_if_there()
+
+    async def _within(self, session: AnySession, work: Callable[[Connection], T]) -> T:
+        await self._home.look()
+
+        def at_home(connection: Connection) -> T:
+            self._home.check(connection)
+            return work(connection)
+
+        return await super()._within(session, at_home)
 
     def generation(self) -> int | None:
         """
         Which memory of the queue counts; None before it was compared.
         """
         return self.guard.known()
+
+    async def agree(self) -> None:
+        """
+        Have the guard compare the queue with the rows, on the event loop of the record; from any loop.
+
+        Raises:
+            ServerUnsuitable, StoreUnavailable, RecordUnavailable: As the guard does.
+        """
+        if self._loop is None or self._loop is asyncio.get_running_loop():
+            await self.guard.agree()
+        else:
+            # A worker's heartbeat has a loop of its own, and the connections of the record are not there.
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.guard.agree(), self._loop))
+
+    def entries(self, *, keep_ms: int, most: int) -> KeptEntries:
+        """
+        What is kept of requests that may be sent again.
+        """
+        found = self._entries.get((keep_ms, most))
+        if found is None:
+            made = KeptEntries(self.database, self.store, self.clock, keep_ms=keep_ms, most=most)
+            found = self._entries[keep_ms, most] = made
+        return found
 
     def outcomes(self) -> Outcomes:
         """

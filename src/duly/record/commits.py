@@ -4,13 +4,15 @@ Group commit: what piles up while one transaction is under way is committed toge
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 from duly.group import Group
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from sqlalchemy import Connection
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+
+Run: TypeAlias = "Callable[[Connection, list[Item]], Sequence[Answer]]"
 
 AT_ONCE = 500  #: items of one transaction
 
@@ -28,12 +32,14 @@ class Kind(Generic[Item, Answer]):
     One sort of change: how many of them are made at once, on a connection.  It may be run more than once.
     """
 
-    run: Callable[[Connection, list[Item]], Sequence[Answer]]
+    run: Run[Item, Answer]
     key: Callable[[Item], Hashable]  #: items of the same key go one after another
     size: Callable[[Item], int]
     #: What is done with the answers once they are committed, before anybody is told.  All at once, and before
     #: the next transaction: callers that go on together come back together, so that groups stay large.
     after: Callable[[Sequence[Answer]], Awaitable[object]] | None = None
+    #: Asked before the transaction what to run instead of `run`; left when what follows the commit is done.
+    around: Callable[[list[Item]], AbstractAsyncContextManager[Run[Item, Answer]]] | None = None
 
 
 class Commits:
@@ -63,20 +69,28 @@ class Commits:
         places: dict[Kind[Any, Any], list[int]] = {}
         for place, (kind, _) in enumerate(batch):
             places.setdefault(kind, []).append(place)
-
-        def work(connection: Connection) -> list[Any]:
-            answers: list[Any] = [None] * len(batch)
+        async with AsyncExitStack() as stack:
+            runs: list[tuple[Run[Any, Any], list[int]]] = []
             for kind, mine in places.items():
-                told = kind.run(connection, [batch[place][1] for place in mine])
-                for place, answer in zip(mine, told, strict=True):
-                    answers[place] = answer
-            return answers
+                run = kind.run
+                if kind.around is not None:
+                    around = kind.around([batch[place][1] for place in mine])
+                    run = await stack.enter_async_context(around)
+                runs.append((run, mine))
 
-        answers = await self._database.write(work)
-        self.transactions += 1
-        for kind, mine in places.items():
-            if kind.after is not None:
-                await kind.after([answers[place] for place in mine])
+            def work(connection: Connection) -> list[Any]:
+                answers: list[Any] = [None] * len(batch)
+                for run, mine in runs:
+                    told = run(connection, [batch[place][1] for place in mine])
+                    for place, answer in zip(mine, told, strict=True):
+                        answers[place] = answer
+                return answers
+
+            answers = await self._database.write(work)
+            self.transactions += 1
+            for kind, mine in places.items():
+                if kind.after is not None:
+                    await kind.after([answers[place] for place in mine])
         return answers
 
 

@@ -11,16 +11,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import create_engine
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.util import greenlet_spawn
 
-from duly.errors import OutcomeUnknown, RecordUnavailable
-from duly.record.dialects import arguments, lacks_table, parse, tame, worth_repeating
+from duly.errors import LayoutMismatch, OutcomeUnknown, RecordUnavailable, ServerUnsuitable
+from duly.forks import importing
+from duly.record import pool
+from duly.record.dialects import (
+    arguments,
+    is_forbidden,
+    is_outage,
+    lacks_grant,
+    lacks_table,
+    parse,
+    tame,
+    worth_repeating,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable, Coroutine
 
     from sqlalchemy import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -33,15 +44,23 @@ POOL = 5
 POOL_MORE = 5  #: connections beyond that, closed when they are given back
 RECYCLE_S = 1_800  #: servers and what stands before them close connections that idle for hours
 ANSWERS_WITHIN_S = 30  #: a transaction, waiting for a connection and for locks included
+GRANTS = "`duly record grants` prints what its role needs"
 TRIES = 4
 PAUSE_S = 0.02  #: before the second try, doubled for each further one
+
+
+class GrantMissing(ServerUnsuitable):
+    """
+    The role of the record lacks a grant: what was tried will not work before somebody gives it.
+    """
 
 
 class Database:
     """
     Where the rows are.  Work on them is a plain function of a `Connection`, run in a transaction.
 
-    Connections are opened on first use and belong to the event loop of that use.
+    Connections are opened on first use and belong to the event loop of that use; those to a file of SQLite
+    are shared by the loops of a process.
     """
 
     def __init__(self, url: str) -> None:
@@ -53,21 +72,28 @@ class Database:
         """
         self.url = parse(url)
         self.name: str = self.url.get_backend_name()  #: sqlite, postgresql or mysql, also for MariaDB
-        self.engine: AsyncEngine = create_async_engine(
-            self.url,
-            pool_size=POOL,
-            max_overflow=POOL_MORE,
-            pool_timeout=ANSWERS_WITHIN_S,
-            pool_recycle=RECYCLE_S,
-            # The one used last: it knows the statements that are used now.
-            pool_use_lifo=True,
-            **arguments(self.url),
-        )
-        tame(self.engine.sync_engine)
+        self.engine = self._make_engine()
         self._in_threads: set[asyncio.Future[Any]] = set()  #: transactions of SQLite
         self._looked = self.name != "sqlite"
         # SQLite has one writer at a time; readers need not queue behind it.
         self._readers = self.engine.execution_options(duly_reads=True)
+
+    def _make_engine(self) -> AsyncEngine:
+        if self.name == "sqlite":
+            return pool.SHARES.join(self.url, self)
+        with importing():
+            engine = create_async_engine(
+                self.url,
+                pool_size=POOL,
+                max_overflow=POOL_MORE,
+                pool_timeout=ANSWERS_WITHIN_S,
+                pool_recycle=RECYCLE_S,
+                # The one used last: it knows the statements that are used now.
+                pool_use_lifo=True,
+                **arguments(self.url),
+            )
+        tame(engine.sync_engine)
+        return engine
 
     async def write(self, work: Callable[[Connection], T]) -> T:
         """
@@ -78,6 +104,7 @@ class Database:
 
         Raises:
             RecordUnavailable: The database cannot be reached; nothing was changed.
+            LayoutMismatch, ServerUnsuitable: It lacks tables, or refuses for good; nothing was changed.
             OutcomeUnknown: It may have been committed, the answer was lost; repeating it is safe.
         """
         return await self._repeat(self.engine, work)
@@ -97,7 +124,10 @@ class Database:
         """
         if self._in_threads:
             await asyncio.wait(self._in_threads)
-        await self.engine.dispose()
+        if self.name == "sqlite":
+            await pool.SHARES.leave(self.url, self)
+        else:
+            await self.engine.dispose()
 
     def _look_for_file(self) -> None:
         """
@@ -140,17 +170,18 @@ class _Attempt:
 
     async def run(self, work: Callable[[Connection], T]) -> T:
         # All of it at once: each step from the loop into SQLAlchemy costs as much as a statement.
-        whole: Awaitable[T] = greenlet_spawn(self._run, work)
+        whole: Coroutine[Any, Any, T] = greenlet_spawn(self._run, work)
         if self._engine.dialect.name != "sqlite":
             return await whole
         # Its thread cannot be stopped: who is cancelled would leave a transaction open that holds up others.
-        task = asyncio.ensure_future(whole)
+        task = _Unstoppable(whole, loop=asyncio.get_running_loop())
         self._in_threads.add(task)
         task.add_done_callback(self._in_threads.discard)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             self._given_up = True
+            task.add_done_callback(_note_unread)
             raise
 
     def _run(self, work: Callable[[Connection], T]) -> T:
@@ -167,6 +198,26 @@ class _Attempt:
         return answer
 
 
+class _Unstoppable(asyncio.Task[T]):
+    """
+    A task that goes on to its end, also where a loop that ends cancels all tasks, and waits for them.
+    """
+
+    def cancel(self, msg: Any | None = None) -> bool:  # noqa: ARG002  # as it is called
+        """
+        Refuse: SQLAlchemy would print what is cancelled while it ends a transaction.
+        """
+        return False
+
+
+def _note_unread(task: asyncio.Task[Any]) -> None:
+    """
+    Take the error of a transaction that its caller gave up: asyncio would print one that nobody takes.
+    """
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.debug("a transaction failed after its caller gave up: %s", first_line(error))
+
+
 def _passing(error: Exception, attempt: _Attempt) -> bool:
     """
     Whether another try has a chance: the server asked for it, or it is back behind a connection that broke.
@@ -180,12 +231,8 @@ def _said(error: Exception, *, in_doubt: bool) -> Exception:
     what = first_line(error)
     if in_doubt:
         return OutcomeUnknown(f"the record's answer was lost: {what}; repeating the same call is safe")
-    if isinstance(error, DBAPIError):
-        if lacks_table(error):
-            return RecordUnavailable("the record has no tables yet, or not all of them: duly record migrate")
-        if not (error.connection_invalidated or _about_connection(error)):
-            # A mistake in a statement of ours, or data that breaks a rule: no sentence would help.
-            return error
+    if isinstance(error, DBAPIError) and not is_outage(error):
+        return refusal_of(error)
     if isinstance(error, PoolTimeout):
         what = f"no connection became free within {ANSWERS_WITHIN_S} s"
     elif isinstance(error, TimeoutError):
@@ -195,8 +242,25 @@ def _said(error: Exception, *, in_doubt: bool) -> Exception:
     return RecordUnavailable(f"the record cannot be reached: {what}")
 
 
-def _about_connection(error: DBAPIError) -> bool:
-    return type(error).__name__ in {"OperationalError", "InterfaceError", "InternalError"}
+def refusal_of(error: DBAPIError) -> Exception:
+    """
+    Return what an error of the database means that waiting does not end.
+    """
+    if lacks_table(error):
+        return LayoutMismatch("the record has no tables yet, or not all of them: duly record migrate")
+    if lacks_grant(error):
+        return GrantMissing(f"the record does not allow it: {first_line(error)}; {GRANTS}")
+    if is_forbidden(error):
+        return ServerUnsuitable(
+            f"the record does not allow it: {first_line(error)}; check the user and password in its URL, and "
+            "what it may do there"
+        )
+    if isinstance(error, OperationalError | InterfaceError | InternalError):
+        return ServerUnsuitable(
+            f"the record refused it, and will again: {first_line(error)}; see duly doctor"
+        )
+    # A mistake in a statement of ours, or data that breaks a rule: no sentence would help.
+    return error
 
 
 def first_line(error: BaseException) -> str:

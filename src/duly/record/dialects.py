@@ -8,7 +8,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import event, text
+from sqlalchemy import event, literal_column, text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.mysql import insert as mysql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
@@ -20,13 +20,14 @@ from duly.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from sqlalchemy import Connection, Dialect, Engine, Table
+    from sqlalchemy import Column, ColumnElement, Connection, Dialect, Engine, Table
     from sqlalchemy.engine import URL
     from sqlalchemy.exc import DBAPIError
 
 CONNECT_S = 10
 BUSY_MS = 10_000  #: how long SQLite waits for another writer
 PREPARED_AFTER = 2  #: times that a statement was said to PostgreSQL, it is prepared
+BACKEND = "SELECT pg_backend_pid()"  #: the process that serves the connection at this moment
 CHANNEL = "duly_relay"  #: PostgreSQL tells other processes here that rows were committed
 
 #: For each database the drivers: with an event loop, and without.
@@ -44,6 +45,23 @@ _POSTGRESQL: Dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # 
 _AGAIN = {"40001", "40P01", 1205, 1213}
 # That a table is not there.
 _NO_TABLE = {"42P01", 1146}
+# That the user or its password is wrong, or a right is missing.
+_FORBIDDEN = {"28000", "28P01", "42501", 1044, 1045, 1142, 1143, 1227, 1370, 1698}
+_FORBIDDEN_WORDS = ("password authentication failed", "no password supplied", "no pg_hba.conf entry")
+# What ends without a change of ours.  PostgreSQL, by class: connections, resources, an operator, the system,
+# objects in use, and a standby that is not yet the primary.
+_LATER = ("08", "40", "53", "55", "57", "58", "25006")
+# MySQL, besides those below 1000, of the disk, and from 2000 on, of the connection: memory, disk, too many
+# connections, shutdown, killed, time limits, and a server that is read-only until it is the primary.
+_LATER_NUMBERS = {
+    *(1021, 1037, 1038, 1040, 1041, 1053, 1077, 1079, 1114, 1129, 1152, 1158, 1159, 1160, 1161, 1180, 1203),
+    *(1205, 1213, 1226, 1290, 1317, 1792, 1836, 1927, 1969, 3024, 4031),
+}
+# SQLite: a statement that does not fit the schema, no right, a file that is broken or no database.
+_LASTING_IN_SQLITE = {1, 3, 8, 11, 23, 26}
+_SQLITE_RIGHTS = {3, 8, 23}
+# That the role lacks a grant, for a statement or for the database.
+_NO_GRANT = {"42501", 1044, 1142, 1143, 1227, 1370}
 
 
 def parse(url: str, *, sync: bool = False) -> URL:
@@ -83,8 +101,7 @@ def arguments(url: URL) -> dict[str, Any]:
                     "keepalives_interval": 5,
                     "keepalives_count": 3,
                     "application_name": "duly",
-                    # To plan a statement for all partitions costs as much as writing a hundred rows with it.
-                    "prepare_threshold": PREPARED_AFTER,
+                    "prepare_threshold": None,  # see `tame`
                 },
                 "isolation_level": "READ COMMITTED",
             }
@@ -97,26 +114,68 @@ def arguments(url: URL) -> dict[str, Any]:
 
 def tame(engine: Engine) -> None:
     """
-    Have SQLite begin transactions when told to, as a writer: one that began by reading cannot become one.
+    Have each connection of an engine of ours behave.
     """
-    if engine.dialect.name != "sqlite":
-        return
+    match engine.dialect.name:
+        case "sqlite":
+            event.listen(engine, "connect", _leave_transactions)
+            event.listen(engine, "begin", _begin)
+        case "postgresql":
+            event.listen(engine, "connect", _prepare)
 
-    def connected(connection: Any, _: Any) -> None:
-        # Python's own module would begin transactions by itself, and not for every statement.
-        connection.isolation_level = None
-        cursor = connection.cursor()
-        cursor.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
-        # A commit is a promise: it is on the disk, also where write-ahead logging would allow less.
-        cursor.execute("PRAGMA synchronous = FULL")
-        cursor.close()
 
-    def begun(connection: Connection) -> None:
-        reads = connection.get_execution_options().get("duly_reads")
-        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+def _leave_transactions(connection: Any, _: Any) -> None:
+    # Python's own module would begin transactions by itself, and not for every statement.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+    # A commit is a promise: it is on the disk, also where write-ahead logging would allow less.
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.close()
 
-    event.listen(engine, "connect", connected)
-    event.listen(engine, "begin", begun)
+
+def _begin(connection: Connection) -> None:
+    # As a writer: a transaction of SQLite that began by reading cannot become one.
+    reads = connection.get_execution_options().get("duly_reads")
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+
+def _prepare(connection: Any, entry: Any) -> None:
+    """
+    Have statements that are repeated prepared, which saves planning them, where a connection has a server
+    process to itself.
+
+    A pooler such as pgbouncer may give every transaction another one, which does not know what was prepared.
+    """
+    cursor = connection.cursor()
+    cursor.execute(BACKEND)
+    [pid] = cursor.fetchone()
+    cursor.close()
+    connection.rollback()
+    if not is_pooled(entry.driver_connection, pid):
+        entry.driver_connection.prepare_threshold = PREPARED_AFTER
+
+
+def is_pooled(connection: Any, pid: int) -> bool:
+    """
+    Return whether a connection of psycopg ends at a pooler, given what the server answers to `BACKEND`.
+
+    A pooler makes up the process id that it tells its clients, because theirs changes.
+    """
+    told: int = connection.info.backend_pid
+    return told != pid
+
+
+def not_by_index(connection: Connection, column: Column[str]) -> ColumnElement[str]:
+    """
+    A column to compare in a question that another index answers.
+
+    Without statistics SQLite takes the beginning of the primary key for the better way, reads the whole
+    namespace and sorts it.
+    """
+    if connection.dialect.name != "sqlite":
+        return column
+    return literal_column(f"+{column}", column.type)
 
 
 def worth_repeating(error: DBAPIError) -> bool:
@@ -133,13 +192,55 @@ def lacks_table(error: DBAPIError) -> bool:
     return bool(_codes(error) & _NO_TABLE) or "no such table" in str(error.orig)
 
 
+def is_forbidden(error: DBAPIError) -> bool:
+    """
+    Return whether the database does not let us in, or not do this.
+    """
+    # A driver that was refused while it connects has only words.
+    told = any(words in str(error.orig) for words in _FORBIDDEN_WORDS)
+    return told or bool(_codes(error) & _FORBIDDEN) or _sqlite_code(error) in _SQLITE_RIGHTS
+
+
+def is_outage(error: DBAPIError) -> bool:
+    """
+    Return whether the database may take the same later: it is away, full or busy.
+    """
+    if error.connection_invalidated:
+        return True
+    if type(error).__name__ not in {"OperationalError", "InterfaceError", "InternalError"}:
+        return False
+    code = _sqlite_code(error)
+    if code is not None:
+        return code not in _LASTING_IN_SQLITE
+    for told in _codes(error):
+        if isinstance(told, str):
+            return told.startswith(_LATER)
+        if isinstance(told, int):
+            return told < 1000 or 2000 <= told < 3000 or told in _LATER_NUMBERS
+    # No connection was made: that is all a driver can tell.
+    return not is_forbidden(error) and "does not exist" not in str(error.orig)
+
+
+def _sqlite_code(error: DBAPIError) -> int | None:
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF  # without the details above
+
+
+def lacks_grant(error: DBAPIError) -> bool:
+    """
+    Whether the statement failed because the role may not do it.
+    """
+    return bool(_codes(error) & _NO_GRANT)
+
+
 def _codes(error: DBAPIError) -> set[object]:
     """
     What the database calls it: by the standard's five characters, by a number of its own, or both.
     """
     arguments_ = getattr(error.orig, "args", ())
     own = arguments_[0] if arguments_ and isinstance(arguments_[0], int) else None
-    return {getattr(error.orig, "sqlstate", None), own}
+    # Drivers name the first differently.
+    return {getattr(error.orig, "sqlstate", None), getattr(error.orig, "pgcode", None), own}
 
 
 def insert_absent(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> int | None:
@@ -196,8 +297,17 @@ def choose(kinds: Mapping[str, str], many: Sequence[str]) -> tuple[str, str, str
         f'many."{name}"' if name in many else f'CAST(:{name} AS {kind}) AS "{name}"'
         for name, kind in kinds.items()
     )
-    arrays = ", ".join(f"CAST(:{name} AS {kinds[name]}[])" for name in many)
+    arrays = ", ".join(read_array(name, kinds[name]) for name in many)
     return chosen, arrays, ", ".join(f'"{name}"' for name in many)
+
+
+def read_array(name: str, kind: str) -> str:
+    """
+    How PostgreSQL reads what `array` wrote, whichever driver sends it.
+
+    Only as text: a driver that asks the server for the types of parameters would want a list for an array.
+    """
+    return f"CAST(CAST(:{name} AS text) AS {kind}[])"
 
 
 def array(values: Sequence[Any]) -> str:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from duly.store import Store
 
 
+REQUIRED = "*"  #: no key has this id: the row stays when the last key is revoked
+
+
 class KeptKeys:
     """
     The keys of a namespace as the record has them: only hashes of their secrets.
@@ -27,6 +30,18 @@ class KeptKeys:
     def __init__(self, database: Database, namespace: str) -> None:
         self._database = database
         self._namespace = namespace
+
+    async def required(self) -> bool:
+        """
+        Return whether the record has ever kept a key, or was told to require them.
+        """
+        return await self._database.read(partial(_required, namespace=self._namespace))
+
+    async def require(self) -> None:
+        """
+        Remember that this queue requires keys.
+        """
+        await self._database.write(partial(_put, namespace=self._namespace, found={REQUIRED: b""}))
 
     async def put(self, id_: str, about: bytes) -> None:
         """
@@ -47,7 +62,10 @@ class KeptKeys:
         found = await store.link.call("HGETALL", _place(store))
         pairs = zip(found[::2], found[1::2], strict=True)
         known = {id_.decode(): about for id_, about in pairs}
-        await self._database.write(partial(_put, namespace=self._namespace, found=known))
+        if known:
+            await self._database.write(
+                partial(_put, namespace=self._namespace, found={REQUIRED: b"", **known})
+            )
         # One that was revoked meanwhile had no row to be dropped.
         for id_ in known.keys() - await _there(store):
             await self.drop(id_)
@@ -56,15 +74,18 @@ class KeptKeys:
         """
         Let the queue have the keys of the record, and no others.
         """
-        kept = await self._kept()
+        kept = await self.kept()
         for id_, about in kept.items():
-            await store.link.call("HSET", _place(store), id_, about)
+            await store.put_key(id_, about)
         there = await _there(store)
         # Asked again, last: one that was revoked meanwhile must not come back, one that was made must stay.
-        if gone := there - (await self._kept()).keys():
+        if gone := there - (await self.kept()).keys():
             await store.link.call("HDEL", _place(store), *gone)
 
-    async def _kept(self) -> dict[str, bytes]:
+    async def kept(self) -> dict[str, bytes]:
+        """
+        Return every key that the record keeps, by id.
+        """
         return await self._database.read(partial(_all, namespace=self._namespace))
 
 
@@ -77,9 +98,13 @@ def _place(store: Store) -> str:
 
 
 def _put(connection: Connection, namespace: str, found: dict[str, bytes]) -> None:
-    if found:
-        rows = [{"namespace": namespace, "key": id_, "about": about} for id_, about in found.items()]
-        insert_absent(connection, api_keys, rows)
+    rows = [{"namespace": namespace, "key": id_, "about": about} for id_, about in found.items()]
+    insert_absent(connection, api_keys, rows)
+
+
+def _required(connection: Connection, namespace: str) -> bool:
+    any_ = select(api_keys.c.key).where(api_keys.c.namespace == namespace).limit(1)
+    return connection.execute(any_).first() is not None
 
 
 def _drop(connection: Connection, namespace: str, id_: str) -> None:
@@ -88,6 +113,8 @@ def _drop(connection: Connection, namespace: str, id_: str) -> None:
 
 def _all(connection: Connection, namespace: str) -> dict[str, bytes]:
     found = connection.execute(
-        select(api_keys.c.key, api_keys.c.about).where(api_keys.c.namespace == namespace)
+        select(api_keys.c.key, api_keys.c.about).where(
+            api_keys.c.namespace == namespace, api_keys.c.key != REQUIRED
+        )
     )
     return {id_: bytes(about) for id_, about in found}

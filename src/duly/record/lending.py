@@ -7,7 +7,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import create_engine
+from sqlalchemy import Dialect, create_engine
+from sqlalchemy.dialects import registry
 from sqlalchemy.pool import StaticPool
 
 from duly.errors import UsageError
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sqlalchemy import Connection
+    from sqlalchemy.engine import URL
 
 #: For each package of database connections, as its classes' modules begin: what SQLAlchemy calls it, and what
 #: keeps it from asking for more than it is lent.
@@ -26,6 +28,28 @@ _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "pymysql": ("mysql+pymysql", {}),
     "MySQLdb": ("mysql+mysqldb", {}),
 }
+_PREFIX = "duly_"  #: of the databases' names for `_Guest`
+
+
+class _Guest(Dialect):
+    """
+    Makes SQLAlchemy's dialects those of a guest: they change nothing about a connection that they are lent.
+
+    SQLAlchemy would register types, functions or handlers with it, and its owner would get other values.
+    """
+
+    @classmethod
+    def get_dialect_cls(cls, url: URL) -> type[Dialect]:
+        """
+        Find the dialect that *url* names, as a guest.
+        """
+        theirs = url.set(drivername=url.drivername.removeprefix(_PREFIX)).get_dialect()
+        mine = {"on_connect": lambda _: None, "supports_statement_cache": True}
+        return type(f"Guest_{theirs.__name__}", (theirs,), mine)
+
+
+for _name, _ in _KINDS.values():
+    registry.register((_PREFIX + _name).replace("+", "."), __name__, "_Guest")
 
 
 class _Lent:
@@ -64,7 +88,7 @@ def lend(connection: Any) -> Iterator[Connection]:
         raise UsageError(f"cannot lend a {what}: it must be a connection of {', '.join(_KINDS)}")
     name, options = kind
     engine = create_engine(
-        f"{name}://",
+        f"{_PREFIX}{name}://",
         creator=lambda: _Lent(connection),
         poolclass=StaticPool,
         # Its owner's settings stand: nothing is reset when it is given back.

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from duly.errors import DulyError
+from duly.loops import start_beside
 from duly.record.batches import run_batch
 from duly.record.crashpoints import crash_point
 from duly.record.soundness import still_counts
@@ -60,15 +61,16 @@ class Marks:
         """
         for key, revision in given:
             self._waiting[key] = (revision, generation)
-        if self._waiting and self._marker is None:
-            self._marker = asyncio.get_running_loop().create_task(self._write_all())
+        if self._waiting and (self._marker is None or self._marker.done()):
+            self._marker = start_beside(self._write_all())
 
     async def settle(self) -> None:
         """
         Wait until there are none left, or they cannot be written; they wait no longer for others.
         """
         self._hurry.set()
-        while self._marker is not None:
+        # One that the end of the loop cancels before it begins is done, and never says so itself.
+        while self._marker is not None and not self._marker.done():
             await asyncio.wait([self._marker])
         self._hurry.clear()
 

@@ -8,9 +8,10 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from duly.forks import importing
 from duly.pauses import Pauses
 from duly.record.database import first_line
-from duly.record.dialects import CHANNEL, CONNECT_S
+from duly.record.dialects import BACKEND, CHANNEL, CONNECT_S, is_pooled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,8 +34,11 @@ class Notices:
     async def listen(self) -> None:
         """
         Call back whenever rows of the namespace were committed, for ever.
+
+        Returns at once behind a pooler, which tells its clients of nothing: the relay's own look finds rows.
         """
-        import psycopg  # noqa: PLC0415  # only where the record is kept by PostgreSQL
+        with importing():
+            import psycopg  # noqa: PLC0415  # only where the record is kept by PostgreSQL
 
         pauses = Pauses(0.5, 30.0)
         while True:
@@ -42,6 +46,10 @@ class Notices:
                 async with await psycopg.AsyncConnection.connect(
                     self._url, autocommit=True, connect_timeout=CONNECT_S, application_name="duly"
                 ) as connection:
+                    [pid] = await (await connection.execute(BACKEND)).fetchone() or (0,)
+                    if is_pooled(connection, pid):
+                        log.info("the record is behind a pooler: looking for rows instead of listening")
+                        return
                     await connection.execute(f"LISTEN {CHANNEL}")
                     pauses.reset()
                     # What was committed before it listened.

@@ -5,6 +5,7 @@ Outcomes on their way to the record: they are committed together, and wait while
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections import deque
 from operator import attrgetter
@@ -128,6 +129,7 @@ class Outcomes:
         self._known = 0  #: the last generation that was found sound
         self._ahead = True  #: of the net, as far as is known
         self._sender: asyncio.Task[None] | None = None
+        self._context = contextvars.copy_context()  #: that of no run: what is sent is of many
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -148,7 +150,9 @@ class Outcomes:
         self._waiting.append((run, self._known))
         self._bytes += run.size
         if self._sender is None:
-            self._sender = asyncio.get_running_loop().create_task(self._send_all())
+            self._sender = asyncio.get_running_loop().create_task(
+                self._send_all(), context=self._context.copy()
+            )
 
     async def finish(self, within_s: float) -> int:
         """

@@ -26,7 +26,7 @@ from duly.record.mending import (
 )
 from duly.record.rules import Difference, judge
 from duly.record.sight import adopted, look_up, members
-from duly.views import CANARY, Views
+from duly.views import Views
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -141,9 +141,7 @@ class Reconciler:
             self._tell(self.report)
 
     async def _jobs(self) -> None:
-        async for found in members(self._store):
-            # Jobs that only show whether jobs get through were never promised.
-            keys = [key for key in found if key.topic != CANARY]
+        async for keys in members(self._store):
             self.report.jobs += len(keys)
             there = await self._database.read(partial(known, namespace=self._store.namespace, keys=keys))
             # Those with a row were compared by the pass over the rows.

@@ -7,36 +7,48 @@ But what Redis might begin meanwhile is ended, or held, before its row changes; 
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import time
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
+from msgspec.structs import replace
+
 from duly.bulk import in_bulk, unless_all_failed
-from duly.errors import DulyError, OutcomeUnknown, RecordUnavailable, StoreUnavailable
+from duly.connection import CallRefused
+from duly.errors import DulyError, JobExists, OutcomeUnknown, RecordUnavailable, StoreUnavailable
 from duly.group import chunks
-from duly.ids import new_request
+from duly.ids import new_request, request_of
 from duly.job import JobKey, JobState, Order
 from duly.record import writes
-from duly.record.clock import AWAY_S, Clock
+from duly.record.clock import Clock
 from duly.record.commits import Commits, Kind
 from duly.record.crashpoints import crash_point
 from duly.record.dialects import notify
 from duly.record.holding import Holding
+from duly.record.idempotency import accept_once
+from duly.record.limits import NO_LIMIT, RecordLimits, accept_within
 from duly.record.schema import require
 from duly.record.sessions import after_commit, within
+from duly.record.stored import find
 from duly.record.writes import Cancelled, Seen, Wanted, Written
+from duly.views import Views
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from typing import TypeVar
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+    from typing import Self, TypeVar
 
     from sqlalchemy import Connection
 
     from duly.connection import Link
-    from duly.job import Accepted, Placed
+    from duly.ids import Repeatable
+    from duly.job import Accepted, Job, Placed
+    from duly.record.clock import Moment
     from duly.record.database import Database
     from duly.record.guard import Guard
+    from duly.record.limits import Room
     from duly.record.rows import JobRow
     from duly.record.sessions import AnySession
     from duly.store import Store
@@ -44,6 +56,9 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 log = logging.getLogger("duly.record")
+
+AWAY_S = 5.0  #: how long a queue that did not answer at first is not compared again
+APART_MS = 1_000  #: how far apart two processes may tell the time of a row
 
 
 class Relaying(Protocol):
@@ -85,13 +100,20 @@ class Record:
         self.clock = clock or Clock(store)
         self.guard = guard  #: None: somebody else answers for the queue
         self.commits = Commits(database)
-        self._holding = Holding(store)
+        self.absence = self.clock.absence  #: whether the queue is away, for all who can do without it
+        self._holding = Holding(store, self.absence)
         self._namespace = store.namespace
+        self._call: Repeatable | None = None  #: what is asked of it is this
         self._loop: asyncio.AbstractEventLoop | None = None
         self._first = asyncio.Lock()
         self._away_until_s = 0.0
+        self._limits = RecordLimits(database, store, self.clock)
         self._accepting: Kind[Wanted, Written] = Kind(
-            self._accept, key=_wanted_key, size=_wanted_size, after=self._push_written
+            self._accept,
+            key=_wanted_key,
+            size=_wanted_size,
+            after=self._push_written,
+            around=self._within_limits,
         )
 
     @property
@@ -100,6 +122,56 @@ class Record:
         The way to the store's server.
         """
         return self.store.link
+
+    def repeatable(self, call: Repeatable | None) -> Self:
+        """
+        The same record for one call that its sender may send again.
+
+        A row knows which call changed it last: a repeat changes nothing, unless others have changed it since.
+        """
+        if call is None:
+            return self
+        same = copy.copy(self)
+        same._call = call  # noqa: SLF001  # its own
+        return same
+
+    @property
+    def _repeats(self) -> bool:
+        """
+        Whether what is asked may have been done before.
+        """
+        return self._call is not None and self._call.age_ms is not None
+
+    def _check_repeat(
+        self, connection: Connection, keys: Sequence[JobKey], request: bytes, now: Moment
+    ) -> None:
+        """
+        Refuse a repeated call about jobs that others have changed since it was sent first.
+
+        Raises:
+            OutcomeUnknown: Somebody has.
+        """
+        if self._call is None or self._call.age_ms is None:
+            return
+        first_ms = now.floor_ms - self._call.age_ms - APART_MS
+        for key, row in find(connection, self._namespace, keys, lock=True).items():
+            if row.request != request and row.changed_ms >= first_ms:
+                raise OutcomeUnknown(
+                    f"{key} was changed since this call was first sent, which may have been made then: "
+                    "look at the job, and call again if need be"
+                )
+
+    @asynccontextmanager
+    async def _held(self, key: JobKey, revision: int | None) -> AsyncIterator[Mapping[JobKey, Seen]]:
+        if self._repeats:
+            # It may be another job by now, which is not to be touched before its row has told.
+            yield await self._holding.seen([key])
+            return
+        async with self._holding.held(key, revision) as seen:
+            yield seen
+
+    def _request(self) -> bytes:
+        return new_request() if self._call is None else self._call.request
 
     async def open(self) -> None:
         """
@@ -150,7 +222,7 @@ class Record:
                 await cast("Guard", self.guard).agree()
             except RecordUnavailable:
                 raise
-            except (StoreUnavailable, OutcomeUnknown) as error:
+            except (StoreUnavailable, CallRefused, OutcomeUnknown) as error:
                 # Nobody else waits for what does not answer.
                 self._away_until_s = time.monotonic() + AWAY_S
                 log.warning("what is promised now waits in the record: %s", error)
@@ -163,6 +235,7 @@ class Record:
         """
         Close connections to the database.
         """
+        await self.absence.aclose()
         await self.database.aclose()
 
     # -- enqueue ------------------------------------------------------------------------------------------
@@ -173,13 +246,14 @@ class Record:
 
         Raises:
             JobExists: Its id is taken and ``on_conflict`` is "raise".
+            QueueFull: Its topic is at the backlog limit.
             RecordUnavailable, OutcomeUnknown: See `duly.errors`.
         """
-        wanted = Wanted(order, new_request())
+        wanted = Wanted(order, request_of(order))
         if session is not None:
-            [written] = await self._within(session, lambda connection: self._accept(connection, [wanted]))
+            [written] = await self._accept_in(session, [wanted])
         else:
-            written = await self.commits.ask(self._accepting, wanted)
+            [written] = await self._seen_standing([await self.commits.ask(self._accepting, wanted)])
         return _placed(written)
 
     async def enqueue_many(
@@ -189,12 +263,13 @@ class Record:
         Promise any number of jobs; the answer holds one outcome for each, in their order.
 
         Raises:
+            Conflict: Another revision stands.
             RecordUnavailable, OutcomeUnknown: What became of every single one, so that it is not overlooked.
         """
         if session is not None:
             return await self._enqueue_within(session, orders)
         return unless_all_failed(
-            await in_bulk(self._send, 1, ((0, order, new_request()) for order in orders))
+            await in_bulk(self._send, 1, ((0, order, request_of(order)) for order in orders))
         )
 
     async def promise(self, batch: Sequence[tuple[Order, bytes]]) -> list[Placed | DulyError]:
@@ -207,23 +282,58 @@ class Record:
             RecordUnavailable, OutcomeUnknown: See `duly.errors`.
         """
         wanted = [Wanted(*each) for each in batch]
-        written = await self.database.write(lambda connection: self._accept(connection, wanted))
-        await self._push_written(written)
-        return [each.answer for each in written]
+        async with self._within_limits(wanted) as accept:
+            written = await self.database.write(lambda connection: accept(connection, wanted))
+            await self._push_written(written)
+        return [each.answer for each in await self._seen_standing(written)]
 
     async def _send(self, _: int, batch: list[tuple[Order, bytes]]) -> list[Placed | DulyError]:
         return await self.promise(batch)
 
     async def _enqueue_within(self, session: AnySession, orders: Iterable[Order]) -> list[Placed | DulyError]:
-        wanted = [Wanted(order, new_request()) for order in orders]
+        wanted = [Wanted(order, request_of(order)) for order in orders]
         answers: list[Placed | DulyError] = []
         for batch in chunks(wanted, key=_wanted_key, size=_wanted_size):
-            written = await self._within(session, partial(self._accept, wanted=batch))
-            answers += [each.answer for each in written]
+            answers += [each.answer for each in await self._accept_in(session, batch)]
         return answers
 
-    def _accept(self, connection: Connection, wanted: Sequence[Wanted]) -> list[Written]:
-        written = writes.accept(connection, self._namespace, wanted, self.clock.now())
+    async def _accept_in(self, session: AnySession, wanted: Sequence[Wanted]) -> list[Written]:
+        # By the session's own rows, too: it may have promised some that nobody else sees yet.
+        room = await self._limits.room(wanted, partial(within, session))
+        written = await self._within(session, partial(self._accept, wanted=wanted, room=room))
+        return [_within_session(each) for each in written]
+
+    async def _seen_standing(self, written: Sequence[Written]) -> Sequence[Written]:
+        """
+        Tell of jobs that were there already what Redis knows of them: that they run, say, or have ended.
+        """
+        met = [each.stands for each in written if each.stands is not None and not each.stands.ended]
+        if not met:
+            return written
+        try:
+            jobs = await self.absence.ask(partial(Views(self.store).get_many, [row.key for row in met]))
+        except StoreUnavailable as error:
+            log.debug("the rows tell alone: %s", error)
+            return written
+        found = {job.key: job for job in jobs if job is not None}
+        return [_as_found(each, found) for each in written]
+
+    @asynccontextmanager
+    async def _within_limits(
+        self, wanted: Sequence[Wanted]
+    ) -> AsyncIterator[Callable[[Connection, Sequence[Wanted]], list[Written]]]:
+        async with self._limits.kept(wanted) as room:
+            yield partial(self._accept, room=room)
+
+    def _accept(
+        self, connection: Connection, wanted: Sequence[Wanted], room: Room = NO_LIMIT
+    ) -> list[Written]:
+        now = self.clock.now()
+
+        def accept(connection: Connection, wanted: Sequence[Wanted]) -> list[Written]:
+            return accept_within(connection, self._namespace, wanted, now, room)
+
+        written = accept_once(connection, self._namespace, wanted, now, accept)
         crash_point("accept.written")
         return written
 
@@ -234,23 +344,40 @@ class Record:
         keys: Sequence[JobKey],
         *,
         reason: str = "cancelled",
+        revision: int | None = None,
         session: AnySession | None = None,
     ) -> list[JobState | Accepted | None]:
         """
         End jobs that have not ended; the answer is the state each is in now, None where there is no job.
 
+        With a *revision* only that one is ended.
         With a *session* it is not known whether a job runs: if it does when that is committed, the run is
         stopped, and if it has just ended, its row says all the same that it was cancelled.
 
         Raises:
             RecordUnavailable, OutcomeUnknown: What Redis has of the jobs is cancelled; their rows follow.
         """
-        asked, request = list(dict.fromkeys(keys)), new_request()
-        seen = {} if session is not None else await self._holding.end(asked, reason)
+        asked, request = list(dict.fromkeys(keys)), self._request()
+        if session is not None:
+            seen = {}
+        elif self._repeats:
+            seen = await self._holding.seen(asked)
+        else:
+            seen = await self._holding.end(asked, reason, revision)
 
         def work(connection: Connection) -> list[Cancelled]:
             now = self.clock.now()
-            return writes.cancel(connection, self._namespace, asked, request, now, reason=reason, seen=seen)
+            self._check_repeat(connection, asked, request, now)
+            return writes.cancel(
+                connection,
+                self._namespace,
+                asked,
+                request,
+                now,
+                reason=reason,
+                revision=revision,
+                seen=seen,
+            )
 
         if session is not None:
             done = await self._within(session, work)
@@ -262,7 +389,8 @@ class Record:
         )
         # What was sent before there was a record is known to Redis alone.
         strange = [key for key, state in states.items() if state is None and key in seen]
-        states |= dict(zip(strange, await self.store.cancel(strange, reason=reason), strict=True))
+        known = await self.store.repeatable(self._call).cancel(strange, reason=reason, revision=revision)
+        states |= dict(zip(strange, known, strict=True))
         return [states[key] for key in keys]
 
     async def reschedule(
@@ -284,35 +412,43 @@ class Record:
             JobNotFound: There is no such job.
             Conflict: It runs or has ended, or *revision* does not stand any more.
         """
-        when, request = Order(key, b"", delay_ms=delay_ms, due_ms=due_ms), new_request()
+        when, request = Order(key, b"", delay_ms=delay_ms, due_ms=due_ms), self._request()
 
         def work(connection: Connection, seen: Mapping[JobKey, Seen]) -> Written:
             now = self.clock.now()
+            self._check_repeat(connection, [key], request, now)
             return writes.reschedule(
                 connection, self._namespace, when, request, now, revision=revision, seen=seen
             )
 
         if session is not None:
             return _placed(await self._within(session, partial(work, seen={})))
-        async with self._holding.held(key, revision) as seen:
+        async with self._held(key, revision) as seen:
             written = await self.database.write(partial(work, seen=seen))
             await self._push_written([written])
             if isinstance(written.answer, LookupError) and key in seen:
                 # Sent before there was a record.
-                return await self.store.reschedule(key, delay_ms=delay_ms, due_ms=due_ms, revision=revision)
+                store = self.store.repeatable(self._call)
+                return await store.reschedule(key, delay_ms=delay_ms, due_ms=due_ms, revision=revision)
             return _placed(written)
 
     async def requeue(
-        self, keys: Sequence[JobKey], *, session: AnySession | None = None
+        self, keys: Sequence[JobKey], *, revision: int | None = None, session: AnySession | None = None
     ) -> list[Placed | DulyError]:
         """
         Run ended jobs again; one outcome for each, `Conflict` where it has not ended.
+
+        With a *revision* only that one is run again.
         """
-        asked, request = list(dict.fromkeys(keys)), new_request()
+        asked, request = list(dict.fromkeys(keys)), self._request()
         seen = {} if session is not None else await self._holding.seen(asked)
 
         def work(connection: Connection) -> list[Written]:
-            return writes.requeue(connection, self._namespace, asked, request, self.clock.now(), seen=seen)
+            now = self.clock.now()
+            self._check_repeat(connection, asked, request, now)
+            return writes.requeue(
+                connection, self._namespace, asked, request, now, revision=revision, seen=seen
+            )
 
         if session is not None:
             done = await self._within(session, work)
@@ -321,7 +457,8 @@ class Record:
             await self._push_written(done)
         answers = dict(zip(asked, (each.answer for each in done), strict=True))
         strange = [key for key in asked if isinstance(answers[key], LookupError) and key in seen]
-        answers |= dict(zip(strange, await self.store.requeue(strange), strict=True))
+        known = await self.store.repeatable(self._call).requeue(strange, revision=revision)
+        answers |= dict(zip(strange, known, strict=True))
         return [answers[key] for key in keys]
 
     async def pause(self, topic: str) -> None:
@@ -338,7 +475,7 @@ class Record:
 
     async def limit(self, topic: str, backlog: int | None) -> None:
         """
-        Refuse jobs of *topic* beyond *backlog* that wait; what the record has accepted is not refused.
+        Refuse jobs of *topic* beyond *backlog* that wait, in Redis or in rows that it has not been given.
         """
         await self.store.limit(topic, backlog)
 
@@ -377,6 +514,25 @@ def _placed(written: Written) -> Placed:
     if isinstance(written.answer, DulyError):
         raise written.answer
     return written.answer
+
+
+def _within_session(written: Written) -> Written:
+    placed = written.answer
+    if isinstance(placed, DulyError) or not placed.created:
+        return written
+    return written._replace(answer=replace(placed, in_session=True))
+
+
+def _as_found(written: Written, found: Mapping[JobKey, Job]) -> Written:
+    row = written.stands
+    job = None if row is None else found.get(row.key)
+    if row is None or row.ended or job is None or job.revision != row.revision:
+        return written
+    if isinstance(written.answer, JobExists):
+        return written._replace(answer=writes.exists(row.key, job.state))
+    if isinstance(written.answer, DulyError):
+        return written
+    return written._replace(answer=replace(written.answer, due_ms=job.due_ms, state=job.state))
 
 
 def _wanted_key(wanted: Wanted) -> JobKey:

@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
-from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
+from duly.documents import value_of
 from duly.errors import DulyError, RecordUnavailable, StoreUnavailable
 from duly.job import JobState
 from duly.pauses import Pauses
+from duly.record.absence import StillAway
 from duly.record.clock import Clock
 from duly.record.crashpoints import crash_point
 from duly.record.database import ANSWERS_WITHIN_S, first_line
 from duly.record.marks import Marks, mark
 from duly.record.notices import Notices
-from duly.record.rows import JobRow, order_of
-from duly.record.tables import jobs
+from duly.record.rows import order_of
+from duly.record.unbrought import to_bring
 from duly.store import Promise, unsound
 
 if TYPE_CHECKING:
@@ -35,12 +36,11 @@ if TYPE_CHECKING:
 
     from duly.job import JobKey
     from duly.record.database import Database
+    from duly.record.rows import JobRow
     from duly.store import Store
 
 log = logging.getLogger("duly.relay")
 
-PUSH_S = 2.0  #: how long the caller of an enqueue may have to wait for Redis
-AWAY_S = 2.0  #: how long nothing is pushed to a Redis that did not answer, unless a look finds it back
 SCAN_S = 1.0  #: how often a relay looks, whatever it was told
 FEWEST, MOST = 20, 500  #: rows in one look
 LOOK_BYTES = 4 * 1024 * 1024  #: what they may weigh together, as far as the last look tells
@@ -52,6 +52,20 @@ def promise_of(row: JobRow) -> Promise:
     """
     cancelled = row.state == JobState.cancelled
     return Promise(order_of(row), row.revision, bytes(row.request), row.attempts, row.crashes, cancelled)
+
+
+def _by_reason(rows: Sequence[JobRow]) -> dict[str, list[JobRow]]:
+    """
+    Those of *rows* that are cancelled, by the reason that they give.
+    """
+    found: dict[str, list[JobRow]] = {}
+    for row in rows:
+        if row.state == JobState.cancelled:
+            told = value_of(bytes(row.outcome or b""))
+            reason = str(told.get("type")) if isinstance(told, dict) else ""
+            # Somebody may have written something else into the row.
+            found.setdefault(reason if reason.isidentifier() else "cancelled", []).append(row)
+    return found
 
 
 class Relay:
@@ -87,7 +101,6 @@ class Relay:
         # What comes within the horizon must be seen well before it is due.
         self._scan_s = min(scan_s, horizon_ms / 4000)
         self._limit = 100
-        self._away_until_s = 0.0
         self._hinted = asyncio.Event()
         self._marks = Marks(database, store.namespace)
         self._notices = (
@@ -108,23 +121,24 @@ class Relay:
         if not near:
             return True
         crash_point("push.committed")
-        # What is new may wait until Redis is back; what Redis has otherwise it might run meanwhile.
-        new = all(row.hydrated == 0 and not row.ended for row in near)
-        if generation is None or (new and time.monotonic() < self._away_until_s):
+        if generation is None:
             return False
         try:
-            async with asyncio.timeout(PUSH_S), self._agreeing():
-                given = await self._bring(near, generation)
-        except (DulyError, TimeoutError) as error:
-            if not (isinstance(error, DulyError) and unsound(error)):
-                # Nobody else waits for what does not answer.
-                self._away_until_s = time.monotonic() + AWAY_S
-            log.warning("%d committed jobs are not in Redis yet: %s", len(near), str(error) or "no answer")
+            given = await self._clock.absence.ask(partial(self._push, near, generation))
+        except StillAway:
+            self.hint()
+            return False
+        except DulyError as error:
+            log.warning("%d committed jobs are not in Redis yet: %s", len(near), error)
             self.hint()
             return False
         crash_point("push.hydrated")
         self._marks.add(given, generation)
         return len(given) == len(near)
+
+    async def _push(self, rows: Sequence[JobRow], generation: int) -> list[tuple[JobKey, int]]:
+        async with self._agreeing():
+            return await self._bring(rows, generation)
 
     @asynccontextmanager
     async def _agreeing(self) -> AsyncIterator[None]:
@@ -143,17 +157,23 @@ class Relay:
         Tell Redis of rows; the answer is what it has taken, or has at a higher revision.
         """
         # Before anything else, and whatever Redis has lost: nobody may begin what is cancelled.
-        given = await self._tell([row for row in rows if row.state == JobState.cancelled], None)
+        given: list[tuple[JobKey, int]] = []
+        for reason, cancelled in _by_reason(rows).items():
+            given += await self._tell(cancelled, None, reason)
         given += await self._tell([row for row in rows if not row.ended], generation)
         past = [(row.key, row.revision) for row in rows if row.ended and row.state != JobState.cancelled]
         if past:
             await self._store.forget(past)
             given += past
-        self._away_until_s = 0.0
+        self._clock.absence.heard()
         return given
 
-    async def _tell(self, rows: Sequence[JobRow], generation: int | None) -> list[tuple[JobKey, int]]:
-        answers = await self._store.hydrate(map(promise_of, rows), generation=generation) if rows else []
+    async def _tell(
+        self, rows: Sequence[JobRow], generation: int | None, reason: str = "cancelled"
+    ) -> list[tuple[JobKey, int]]:
+        if not rows:
+            return []
+        answers = await self._store.hydrate(map(promise_of, rows), generation=generation, reason=reason)
         return [
             (row.key, row.revision)
             for row, answer in zip(rows, answers, strict=True)
@@ -279,14 +299,7 @@ class Relay:
 
     def _select(self, connection: Connection) -> list[JobRow]:
         limit_ms = self._clock.now().floor_ms + self._horizon_ms
-        statement = (
-            select(jobs)
-            .where(jobs.c.namespace == self._store.namespace, jobs.c.relay_ms < limit_ms)
-            .order_by(jobs.c.relay_ms)
-            .limit(self._limit)
-            .with_for_update(skip_locked=True)
-        )
-        rows = [JobRow(*row) for row in connection.execute(statement)]
+        rows = to_bring(connection, self._store.namespace, limit_ms, self._limit)
         if rows:
             each = sum(len(row.payload) + len(row.envelope) for row in rows) / len(rows)
             self._limit = max(FEWEST, min(MOST, int(LOOK_BYTES / (each + 1))))

@@ -4,11 +4,10 @@ A job as a row: what was promised, with the number that Redis takes over.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from duly.codec import decode_envelope
-from duly.job import Job, JobKey, JobState, Lane, Order
+from duly.job import PER_MS, Job, JobKey, JobState, Lane, Order
 
 if TYPE_CHECKING:
     from duly.job import Priority
@@ -78,17 +77,11 @@ def relay_at(old: JobRow, due_ms: int, now: Moment) -> int:
     return due_ms if cold else due_ms - AT_ONCE_MS
 
 
-#: Between the revisions of rows and those that Redis counts by itself, from milliseconds on.
-FIRST_REVISION = 10**15
-
-
-def next_revision(last: int = 0) -> int:
+def next_revision(now: Moment, last: int = 0) -> int:
     """
-    The number of a change: the later of its last one plus one and microseconds since 1970.
-
-    By this machine's clock, whatever clock the jobs run on: it only has to grow.
+    The number of a change: the later of its last one plus one and microseconds since 1970, as Redis counts.
     """
-    return max(last + 1, time.time_ns() // 1_000)
+    return max(last + 1, now.number, now.floor_ms * PER_MS)
 
 
 def due_of(order: Order, now: Moment) -> int:
@@ -110,7 +103,7 @@ def row_of(namespace: str, order: Order, request: bytes, now: Moment) -> JobRow:
         namespace=namespace,
         topic=order.key.topic,
         id=order.key.id,
-        revision=next_revision(),
+        revision=next_revision(now),
         request=request,
         state=JobState.scheduled.value,
         due_ms=due_ms,
@@ -149,6 +142,8 @@ def order_of(row: JobRow) -> Order:
         retain_s=row.retain_s,
         max_crashes=row.max_crashes,
         envelope=bytes(row.envelope),
+        # Known by the revision, as long as that is its first.
+        created_ms=0 if row.accepted_ms == row.revision // PER_MS else row.accepted_ms,
     )
 
 
@@ -195,11 +190,15 @@ def job_of(row: JobRow, now: Moment) -> Job:
         crashes=row.crashes,
         payload=bytes(row.payload),
         due_ms=row.due_ms,
+        scheduled_ms=row.due_ms,
+        created_ms=row.accepted_ms,
+        updated_ms=max(row.revision // PER_MS, row.started_ms or 0, row.ended_ms or 0),
         started_ms=row.started_ms or 0,
         ended_ms=row.ended_ms or 0,
         lateness_ms=row.lateness_ms,
         outcome=bytes(row.outcome or b""),
         ttr_ms=row.ttr_ms,
         expires_ms=row.expires_ms,
+        retain_s=row.retain_s,
         envelope=decode_envelope(bytes(row.envelope)),
     )

@@ -10,18 +10,21 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from alembic.util import CommandError
-from sqlalchemy import inspect, text
-from sqlalchemy.exc import DBAPIError, OperationalError
+from duly.errors import DulyError, LayoutMismatch, RecordUnavailable, ServerUnsuitable
+from duly.extras import needed
 
-from duly.errors import DulyError, LayoutMismatch, RecordUnavailable
-from duly.record.database import first_line, sync_engine
-from duly.record.dialects import lacks_table, parse
-from duly.record.tables import metadata
+with needed("duly.record.schema"):
+    from alembic import command
+    from alembic.config import Config
+    from alembic.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+    from alembic.util import CommandError
+    from sqlalchemy import inspect, text
+    from sqlalchemy.exc import DBAPIError
+
+    from duly.record.database import first_line, refusal_of, sync_engine
+    from duly.record.dialects import is_outage, parse
+    from duly.record.tables import metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +49,7 @@ def migrate(url: str) -> tuple[str | None, str]:
     with reached(url) as engine:
         if engine.dialect.name == "sqlite":
             _write_ahead(engine)
-        with engine.connect() as connection, _alone(connection), connection.begin():
+        with engine.connect() as connection, _alone(connection):
             before = _version(connection)
             _known(before)
             if before != newest():
@@ -99,6 +102,40 @@ def require(connection: Connection) -> None:
     found = wrong(connection)
     if found:
         raise LayoutMismatch("; ".join(found))
+
+
+def grants(url: str, role: str) -> list[str]:
+    """
+    The statements that let *role* do what processes with a record do; none for SQLite, which has no roles.
+
+    Migrations need more: they are run by the owner of the tables.
+
+    Raises:
+        UsageError: The URL is none of a record.
+    """
+    parts = parse(url, sync=True)
+    tables = [table.name for table in metadata.sorted_tables]
+    match parts.get_backend_name():
+        case "postgresql":
+            names, whom = ", ".join(tables), _quoted(role, '"')
+            return [
+                f"GRANT SELECT, INSERT, UPDATE, DELETE ON {names} TO {whom};",
+                f"GRANT SELECT ON {VERSION_TABLE} TO {whom};",
+            ]
+        case "mysql":
+            user, _, host = role.partition("@")
+            where = _quoted(parts.database or "", "`")
+            whom = f"{_quoted(user, '`')}@{_quoted(host or '%', '`')}"
+            return [
+                *(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {where}.{name} TO {whom};" for name in tables),
+                f"GRANT SELECT ON {where}.{VERSION_TABLE} TO {whom};",
+            ]
+        case _:
+            return []
+
+
+def _quoted(name: str, mark: str) -> str:
+    return f"{mark}{name.replace(mark, 2 * mark)}{mark}"
 
 
 def newest() -> str:
@@ -228,16 +265,18 @@ def reached(url: str) -> Iterator[Engine]:
 
     Raises:
         UsageError: The URL is none of a record.
-        RecordUnavailable: The database cannot be reached, or refused.
+        RecordUnavailable: The database cannot be reached.
+        LayoutMismatch, ServerUnsuitable: It lacks tables, or refused.
     """
     engine = sync_engine(url)
     try:
         yield engine
     except (DBAPIError, OSError) as error:
-        if isinstance(error, DBAPIError) and lacks_table(error):
-            raise RecordUnavailable(f"the record has no tables yet, or not all of them: {MIGRATE}") from error
-        if isinstance(error, DBAPIError) and not isinstance(error, OperationalError):
-            raise RecordUnavailable(f"the record refused: {first_line(error)}") from error
+        if isinstance(error, DBAPIError) and not is_outage(error):
+            told = refusal_of(error)
+            if isinstance(told, DulyError):
+                raise told from error
+            raise ServerUnsuitable(f"the record refused: {first_line(error)}") from error
         raise RecordUnavailable(f"the record cannot be reached: {first_line(error)}") from error
     finally:
         engine.dispose()
@@ -264,18 +303,14 @@ def _write_ahead(engine: Engine) -> None:
 @contextmanager
 def _alone(connection: Connection) -> Iterator[None]:
     """
-    One process at a time; the others find it done.
+    A transaction of one process at a time; the others find it done.
     """
     match connection.dialect.name:
         case "postgresql":
-            connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": LOCK})
-            connection.commit()
-            try:
+            # Of the transaction, as a pooler gives the next one another connection of the server.
+            with connection.begin():
+                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
                 yield
-            finally:
-                if not connection.invalidated:
-                    connection.execute(text("SELECT pg_advisory_unlock(:lock)"), {"lock": LOCK})
-                    connection.commit()
         case "mysql":
             # Locks are the server's, not the database's: without the name, other databases would wait.
             name: dict[str, Any] = {"wait": LOCKED_WITHIN_S}
@@ -287,10 +322,12 @@ def _alone(connection: Connection) -> Iterator[None]:
                     f"another process has migrated the record for {LOCKED_WITHIN_S} s; look at it"
                 )
             try:
-                yield
+                with connection.begin():
+                    yield
             finally:
                 if not connection.invalidated:
                     connection.execute(text(f"SELECT RELEASE_LOCK({lock})"))
                     connection.commit()
         case _:
-            yield  # its transaction begins as a writer's: there is one
+            with connection.begin():  # as a writer, of which SQLite has one
+                yield

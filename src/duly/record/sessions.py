@@ -4,18 +4,27 @@ The caller's own transaction: whatever kind of session it has, rows are written 
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
-from duly.errors import RecordUnavailable, UsageError
-from duly.record.dialects import lacks_table
+from duly.errors import LayoutMismatch, RecordUnavailable, UsageError
+from duly.record.database import GRANTS, GrantMissing, first_line
+from duly.record.dialects import lacks_grant, lacks_table
+from duly.record.soundness import newest_generation
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from sqlalchemy import Engine
+
+    from duly.record.database import Database
 
 T = TypeVar("T")
 
@@ -38,7 +47,7 @@ async def within(session: AnySession, work: Callable[[Connection], T]) -> T:
 
     Raises:
         UsageError: It is no session or connection of SQLAlchemy.
-        RecordUnavailable: Its database has no tables of a record.
+        LayoutMismatch: Its database has no tables of a record.
     """
     session = _own(session)
     try:
@@ -53,11 +62,55 @@ async def within(session: AnySession, work: Callable[[Connection], T]) -> T:
         return _blocking(session, work)
     except DBAPIError as error:
         if lacks_table(error):
-            raise RecordUnavailable(
+            raise LayoutMismatch(
                 "the session's database has no tables of a record: it must be that of the record, "
                 "after `duly record migrate`"
             ) from error
+        if lacks_grant(error):
+            raise GrantMissing(f"the session's database refused: {first_line(error)}; {GRANTS}") from error
         raise
+
+
+class Home:
+    """
+    The one database where promises are kept: a job that is written anywhere else would never run.
+
+    Databases are told apart by the id of their record, which each engine of a caller is asked for once.
+    """
+
+    def __init__(self, database: Database, namespace: str) -> None:
+        self._database = database
+        self._namespace = namespace
+        self._id: str | None = None
+        self._found: WeakKeyDictionary[Engine, str] = WeakKeyDictionary()
+
+    async def look(self) -> None:
+        """
+        Learn the id of the record; it has none before its first comparison with the queue.
+        """
+        if self._id is None:
+            with suppress(RecordUnavailable):  # the session's way to it may be another
+                found = await self._database.read(partial(newest_generation, namespace=self._namespace))
+                self._id = found.record_id if found else None
+
+    def check(self, connection: Connection) -> None:
+        """
+        Refuse a connection to another database.
+
+        Raises:
+            UsageError: It is none of the record's, as far as that is known.
+        """
+        known = self._id
+        if known is None or self._found.get(connection.engine) == known:
+            return
+        found = newest_generation(connection, self._namespace)
+        if found is None or found.record_id != known:
+            self._id = None  # asked again next time: the record may have been made anew
+            raise UsageError(
+                "the session is on another database than the record, where its jobs would never run: "
+                f"it must be on {self._database.url.render_as_string()}"
+            )
+        self._found[connection.engine] = known
 
 
 def after_commit(session: AnySession, hint: Callable[[], None]) -> None:

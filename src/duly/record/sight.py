@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from duly.due import due_scores
 from duly.job import JobKey, JobState, shard_of
 from duly.record.rules import Queued
-from duly.records import UNKNOWN, Record, is_readable, options_at, read
+from duly.records import UNKNOWN, Record, is_readable, read
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -26,7 +26,6 @@ class Sighted(NamedTuple):
 
     key: JobKey
     record: Record
-    options: bytes
     body: bytes  #: envelope and payload
     due_ms: int
 
@@ -36,7 +35,7 @@ class Sighted(NamedTuple):
         What a comparison needs of it; the body in the form that `mending` gives what was promised.
         """
         head = self.record.head
-        body = b"".join((bytes([head.lane]), self.options, self.body))
+        body = b"".join((bytes([head.lane]), self.record.options, self.body))
         return Queued(head.revision, head.state, self.due_ms, body, began=bool(head.attempts or head.crashes))
 
     def row(self, namespace: str, generation: int, now_ms: int, outcome: bytes) -> dict[str, Any]:
@@ -66,7 +65,7 @@ class Sighted(NamedTuple):
             "payload": self.body[record.envelope_bytes :],
             "envelope": self.body[: record.envelope_bytes],
             "outcome": outcome or None,
-            "accepted_ms": now_ms,
+            "accepted_ms": record.created_ms,
             "changed_ms": now_ms,
             "started_ms": head.started_ms or None,
             "ended_ms": head.ended_ms if ended else None,
@@ -82,7 +81,6 @@ def sighted(key: JobKey, stored: bytes, apart: bytes | None, due: bytes | None) 
     return Sighted(
         key,
         record,
-        _options(stored, record),
         (apart or b"") if record.apart else record.body,
         int(float(due)) if due else record.head.due_ms,
     )
@@ -158,10 +156,3 @@ async def _look(store: Store, shard: int, keys: list[JobKey]) -> list[Sighted | 
         None if data is None else sighted(key, data, bodies.get(name), dues.get(name))
         for key, name, data in zip(keys, names, stored, strict=True)
     ]
-
-
-def _options(stored: bytes, record: Record) -> bytes:
-    if not record.head.mark & 32:
-        return b""
-    start, end = options_at(stored)
-    return stored[start:end]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import bindparam, select, text, update
 
 from duly.job import JobState
-from duly.record.dialects import array
+from duly.record.dialects import array, read_array
 from duly.record.rows import JobRow
 from duly.record.tables import jobs
 
@@ -84,7 +84,7 @@ def _picked_by_array(names: tuple[str, ...], *, still_open: bool = False, lock: 
     # took forty times as long as this.
     more = f"AND job.state = {JobState.scheduled.value}" if still_open else ""
     words = f"""
-        SELECT found.* FROM unnest(CAST(:ids AS text[])) AS given (id)
+        SELECT found.* FROM unnest({read_array("ids", "text")}) AS given (id)
         CROSS JOIN LATERAL (
             SELECT {", ".join(names)} FROM duly_jobs AS job
             WHERE job.namespace = :namespace_ AND job.topic = :topic_ AND job.id = given.id {more}

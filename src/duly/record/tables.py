@@ -135,3 +135,15 @@ api_keys = Table(
     Column("key", Name, primary_key=True),
     Column("about", Bytes, nullable=False),  # as in Redis: what it may do, and the hash of its secret
 )
+
+idempotency = Table(
+    "duly_idempotency",
+    metadata,
+    Column("namespace", Namespace, primary_key=True),
+    Column("name", Name, primary_key=True),  # a hash of the caller, the topic and the key
+    Column("about", Bytes, nullable=False),  # of `duly.idempotency.Entry`
+    Column("until_ms", BigInteger, nullable=False),
+)
+
+# What expiry asks for.
+Index("duly_idempotency_until", idempotency.c.until_ms, idempotency.c.namespace)

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from duly.errors import DulyError
 from duly.pauses import Pauses
+from duly.record.database import GrantMissing
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from typing import Any
 
     from duly.record.guard import Guard
+    from duly.record.idempotency import Expiry
     from duly.record.net import Net
     from duly.record.relay import Relay
     from duly.record.retention import Retention
@@ -60,15 +62,16 @@ class Watch:
 
 class Upkeep:
     """
-    The duties of a record.  None of them ends because a server is away: it goes on when that is back.
+    The duties of a record.  None of them ends because a server is away or refuses: it goes on after that.
     """
 
-    def __init__(self, relay: Relay, net: Net, guard: Guard, retention: Retention) -> None:
+    def __init__(self, relay: Relay, net: Net, guard: Guard, retention: Retention, expiry: Expiry) -> None:
         self._relay = relay
         self._steps: list[tuple[str, Step]] = [
             ("net", net),
             ("watch", Watch(guard)),
             ("retention", retention),
+            ("expiry", expiry),
         ]
 
     def loops(self) -> list[Coroutine[Any, Any, None]]:
@@ -79,14 +82,22 @@ class Upkeep:
 
 
 async def _keep_on(name: str, step: Step) -> None:
-    pauses = Pauses()
+    pauses, told = Pauses(), ""
     while True:
         try:
             busy = await step.run_once()
+        except GrantMissing as error:
+            # Other duties go on; this one is tried at its usual times, and named once.
+            if str(error) != told:
+                told = str(error)
+                log.error("%s: %s", name, error)  # noqa: TRY400  # a sentence for who gives grants
+            busy = 0
         except DulyError as error:
             log.warning("%s: %s; trying again in %.1f s", name, error, pauses.next_s)
             await pauses.wait()
             continue
+        else:
+            told = ""
         pauses.reset()
         if not busy:
             await asyncio.sleep(step.every_s * random.uniform(0.9, 1.1))  # jitter, not secrecy

@@ -4,7 +4,10 @@ Looking at jobs on both sides alike: those that the queue holds, and those that 
 
 from __future__ import annotations
 
+import logging
 import re
+from bisect import bisect_right
+from dataclasses import replace
 from functools import partial
 from heapq import merge
 from math import inf
@@ -12,12 +15,24 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import select, tuple_
 
-from duly.errors import UsageError
+from duly.errors import RecordUnavailable, StoreUnavailable
 from duly.job import JobState
-from duly.record.rows import FIRST_REVISION, JobRow, job_of, next_revision
+from duly.record.dialects import not_by_index
+from duly.record.rows import JobRow, job_of, next_revision
 from duly.record.stored import find
 from duly.record.tables import jobs
-from duly.views import PAGE, Page, Views
+from duly.record.unbrought import far_times, far_topics
+from duly.views import (
+    PAGE,
+    Page,
+    TopicStats,
+    Views,
+    check_cursor,
+    check_job,
+    check_keys,
+    check_list,
+    wrong_cursor,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +42,13 @@ if TYPE_CHECKING:
     from duly.job import Job, JobKey
     from duly.record.clock import Clock
     from duly.record.database import Database
+    from duly.record.unbrought import FarTopic
     from duly.store import Store
+    from duly.views import Stats
+
+log = logging.getLogger("duly.record")
+
+COUNTED = 100_000  #: rows beyond the horizon that a count looks at
 
 Place = tuple[int, str, str]  #: of a row among those that wait: when it is to be brought, its topic and id
 Step = tuple[Place | str, "Job | None"]  #: a place in the record or in the queue, and what to list there
@@ -47,37 +68,109 @@ class RecordViews(Views):
         super().__init__(store)
         self._database = database
         self._clock = clock
+        self._absence = clock.absence
 
     async def get_many(self, keys: Sequence[JobKey]) -> list[Job | None]:
         """
         Jobs as they are now: far ahead in the record, or past there, where the queue knows of none.
+
+        While the queue is away they are told as their rows have them.
+
+        Raises:
+            StoreUnavailable: The queue is away, and of one of the jobs there is no row.
         """
-        found = await super().get_many(keys)
-        absent = [key for key, job in zip(keys, found, strict=True) if job is None]
+        keys = check_keys(keys)
+        try:
+            found = await self._absence.ask(partial(super().get_many, keys))
+        except StoreUnavailable:
+            found = await self._of_rows(keys)
+            if None in found:
+                raise
+            return found
+        absent = [key for key, job in zip(keys, found, strict=True) if job is None or _is_trace(job)]
         if not absent:
             return found
         rows = await self._database.read(partial(find, namespace=self._store.namespace, keys=absent))
-        return [job or self._job(rows.get(key)) for key, job in zip(keys, found, strict=True)]
+        return [self._job(job, rows.get(key)) for key, job in zip(keys, found, strict=True)]
 
-    def _job(self, row: JobRow | None) -> Job | None:
-        return None if row is None else job_of(row, self._clock.now())
+    async def _of_rows(self, keys: Sequence[JobKey]) -> list[Job | None]:
+        rows = await self._database.read(partial(find, namespace=self._store.namespace, keys=keys))
+        return [self._job(None, rows.get(key)) for key in keys]
+
+    def _job(self, job: Job | None, row: JobRow | None) -> Job | None:
+        if row is None:
+            return job
+        if job is None:
+            return self.resolve(job_of(row, self._clock.now()))
+        if row.revision != job.revision:
+            return job
+        promised = job_of(row, self._clock.now())
+        found = replace(
+            job,
+            payload=promised.payload,
+            envelope=promised.envelope,
+            ttr_ms=promised.ttr_ms,
+            expires_ms=promised.expires_ms,
+            retain_s=promised.retain_s,
+            outcome=job.outcome or promised.outcome,
+        )
+        return self.resolve(found)
 
     async def newest(self) -> list[int]:
         """
         The newest numbers there are, for `changed`: of each shard, and last the one that a row would get now.
 
-        That is by this machine's clock: what one whose clock is ahead sent a moment ago counts as changed.
+        By the server's clock as this machine knows it: what another sent just now may count as changed.
         """
-        return [*await super().newest(), next_revision()]
+        return [*await super().newest(), next_revision(self._clock.now())]
 
     def changed(self, job: Job, newest: Sequence[int]) -> bool:
         """
         Whether a job was sent or changed after `newest` was asked; its runs do not count.
         """
-        if job.revision < FIRST_REVISION:
-            # It was sent before there was a record.
-            return super().changed(job, newest)
+        check_job(job)
         return job.revision > newest[-1]
+
+    async def stats(self) -> Stats:
+        """
+        Counters, workers and what is overdue; what waits beyond the horizon is scheduled, too.
+
+        Of more than `COUNTED` such rows the soonest are counted.  While the database is away it is none.
+        """
+        found = await super().stats()
+        work = partial(
+            far_topics,
+            namespace=self._store.namespace,
+            far_ms=self._clock.now().far_ms,
+            limit=COUNTED,
+        )
+        try:
+            far = await self._database.read(work)
+        except RecordUnavailable as error:
+            log.warning("what waits beyond the horizon is not counted: %s", error)
+            return found
+        return _with_far(found, far)
+
+    async def due_counts(self, bounds: Sequence[int]) -> list[int]:
+        """
+        How many scheduled jobs are due from each of *bounds* on and before the next, in milliseconds.
+
+        Of each shard the hundred topics are counted that are due first, of the rows the next `COUNTED`.
+        """
+        counts = await super().due_counts(bounds)
+        far_ms = self._clock.now().far_ms
+        if bounds[-1] <= far_ms:
+            return counts
+        work = partial(
+            far_times,
+            namespace=self._store.namespace,
+            from_ms=max(bounds[0], far_ms),
+            until_ms=bounds[-1],
+            limit=COUNTED,
+        )
+        for due_ms in await self._database.read(work):
+            counts[bisect_right(bounds, due_ms) - 1] += 1
+        return counts
 
     async def page(
         self, state: JobState, topic: str | None = None, *, cursor: str | None = None, limit: int = 100
@@ -89,8 +182,9 @@ class RecordViews(Views):
         order, so that it is not missed; one that was listed before may be listed again.
 
         Raises:
-            UsageError: The cursor is not one of ours.
+            UsageError: The cursor is not one of ours, or the state, topic or limit is none.
         """
+        state, limit = check_list(state, topic, limit)
         if state is not JobState.scheduled:
             return await super().page(state, topic, cursor=cursor, limit=limit)
         behind, cursor = _read_cursor(cursor)
@@ -105,8 +199,29 @@ class RecordViews(Views):
         page = await super().page(state, topic, cursor=cursor, limit=limit)
         hot = {job.key for job in (*there, *page.jobs) if job is not None}
         now = self._clock.now()
-        cold = [None if row.key in hot else job_of(row, now) for row in rows]
+        cold = [None if row.key in hot else self.resolve(job_of(row, now)) for row in rows]
         return _merged(behind, cursor, list(zip(map(_place, rows), cold, strict=True)), page, limit)
+
+
+def _is_trace(job: Job) -> bool:
+    """
+    Whether the queue keeps of an ended job no more than that it ended: every payload is some JSON.
+    """
+    return job.state.ended and not job.payload
+
+
+def _with_far(found: Stats, far: dict[str, FarTopic]) -> Stats:
+    topics = {about.topic: about for about in found.topics}
+    for topic, (count, _) in far.items():
+        about = topics.get(topic) or TopicStats(topic, {state.name: 0 for state in JobState})
+        counts = about.counts | {"scheduled": about.counts["scheduled"] + count}
+        topics[topic] = replace(about, counts=counts)
+    soonest = [found.next_due_ms, *(soonest_ms for _, soonest_ms in far.values())]
+    return replace(
+        found,
+        topics=[topics[topic] for topic in sorted(topics)],
+        next_due_ms=min((each for each in soonest if each is not None), default=None),
+    )
 
 
 def waiting(
@@ -117,14 +232,14 @@ def waiting(
     """
     place = tuple_(jobs.c.relay_ms, jobs.c.topic, jobs.c.id)
     where = [
-        jobs.c.namespace == namespace,
+        not_by_index(connection, jobs.c.namespace) == namespace,
         jobs.c.relay_ms.is_not(None),
         jobs.c.state == JobState.scheduled,
         jobs.c.relay_ms >= after[0],
         place > tuple_(*after),
     ]
     if topic is not None:
-        where.append(jobs.c.topic == topic)
+        where.append(not_by_index(connection, jobs.c.topic) == topic)
     found = connection.execute(
         select(jobs).where(*where).order_by(jobs.c.relay_ms, jobs.c.topic, jobs.c.id).limit(limit)
     )
@@ -181,10 +296,11 @@ def _read_cursor(cursor: str | None) -> tuple[Place, str]:
     """
     A place in the record, and a cursor of the queue.
     """
+    cursor = check_cursor(cursor)
     if cursor is None:
         return _START, "0:"
     found = _CURSOR.fullmatch(cursor)
     if found is None:
-        raise UsageError(f"{cursor!r} is not a cursor of this list: pass the one that the page before gave")
+        raise wrong_cursor(cursor)
     relay_ms, topic, id_, of_queue = found.groups()
     return (_START if relay_ms is None else (int(relay_ms), topic, id_)), of_queue

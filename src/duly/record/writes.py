@@ -53,6 +53,7 @@ class Written(NamedTuple):
 
     answer: Placed | DulyError
     row: JobRow | None = None
+    stands: JobRow | None = None  #: what was met and left as it is: Redis may know more of it
 
 
 class Cancelled(NamedTuple):
@@ -113,13 +114,13 @@ def _settle(
             placed = Placed(row.key, word, old.revision, old.due_ms, state_of(old, now))
             answers.append(Written(placed, old if old.relay_ms is not None else None))
         elif order.on_conflict == "raise":
-            state = state_of(old, now).name
-            answers.append(Written(JobExists(f"{row.key} exists already, {state}")))
-        elif order.on_conflict == "keep" or same(old, row):
-            answers.append(Written(Placed(row.key, "kept", old.revision, old.due_ms, state_of(old, now))))
+            answers.append(Written(exists(row.key, state_of(old, now)), stands=old))
+        elif order.on_conflict == "keep" or same(old, row) or _came_behind(old, order):
+            placed = Placed(row.key, "kept", old.revision, old.due_ms, state_of(old, now))
+            answers.append(Written(placed, stands=old))
         else:
             new = row._replace(
-                revision=next_revision(old.revision),
+                revision=next_revision(now, old.revision),
                 relay_ms=relay_at(old, row.due_ms, now),
                 hydrated=old.hydrated,
                 generation=old.generation,
@@ -142,10 +143,14 @@ def cancel(
     now: Moment,
     *,
     reason: str = "cancelled",
+    revision: int | None = None,
     seen: Mapping[JobKey, Seen] = MappingProxyType({}),
 ) -> list[Cancelled]:
     """
-    End jobs that have not ended, all with different keys.
+    End jobs that have not ended, all with different keys; with a *revision* only that one.
+
+    Raises:
+        Conflict: Another revision stands.
     """
     standing = find(connection, namespace, keys, lock=True)
     answers: list[Cancelled] = []
@@ -154,6 +159,8 @@ def cancel(
         old = standing.get(key)
         if old is None:
             answers.append(Cancelled(None))
+        elif revision not in (None, old.revision) and old.request != request:
+            raise Conflict(f"another revision of {key} stands: it is not cancelled")
         elif old.ended:
             again = old.request == request and old.relay_ms is not None
             answers.append(Cancelled(JobState(old.state), old if again else None))
@@ -161,7 +168,7 @@ def cancel(
             answers.append(Cancelled(state))  # its outcome is on the way to the row
         else:
             row = old._replace(
-                revision=next_revision(old.revision),
+                revision=next_revision(now, old.revision),
                 request=request,
                 state=JobState.cancelled.value,
                 relay_ms=now.floor_ms,
@@ -205,7 +212,7 @@ def reschedule(
         return Written(_conflict(old, state, "rescheduled"))
     due_ms = due_of(order, now)
     row = old._replace(
-        revision=next_revision(old.revision),
+        revision=next_revision(now, old.revision),
         request=request,
         due_ms=due_ms,
         relay_ms=relay_at(old, due_ms, now),
@@ -222,6 +229,7 @@ def requeue(
     request: bytes,
     now: Moment,
     *,
+    revision: int | None = None,
     seen: Mapping[JobKey, Seen] = MappingProxyType({}),
 ) -> list[Written]:
     """
@@ -232,16 +240,17 @@ def requeue(
     changed: list[JobRow] = []
     for key in keys:
         old = standing.get(key)
-        if old is None:
+        state = None if old is None else _seen(old, seen) or state_of(old, now)
+        if old is None or state is None:
             answers.append(Written(JobNotFound(f"there is no job {key}")))
         elif old.request == request:
             placed = Placed(key, "requeued", old.revision, old.due_ms, JobState.ready)
             answers.append(Written(placed, old if old.relay_ms is not None else None))
-        elif not ((state := _seen(old, seen)) or state_of(old, now)).ended:
-            answers.append(Written(_conflict(old, state or state_of(old, now), "requeued")))
+        elif revision not in (None, old.revision) or not state.ended:
+            answers.append(Written(_conflict(old, state, "requeued")))
         else:
             row = old._replace(
-                revision=next_revision(old.revision),
+                revision=next_revision(now, old.revision),
                 request=request,
                 due_ms=now.floor_ms,
                 relay_ms=now.floor_ms,
@@ -253,6 +262,20 @@ def requeue(
             answers.append(Written(Placed(key, "requeued", row.revision, row.due_ms, JobState.ready), row))
     store(connection, changed)
     return answers
+
+
+def exists(key: JobKey, state: JobState) -> JobExists:
+    """
+    What to say of an id that is taken.
+    """
+    return JobExists(f"{key} exists already, {state.name}")
+
+
+def _came_behind(row: JobRow, order: Order) -> bool:
+    """
+    Return whether a row was changed by others since a repeated call was made the first time.
+    """
+    return order.once is not None and row.revision > order.once.seen
 
 
 def _seen(row: JobRow, seen: Mapping[JobKey, Seen]) -> JobState | None:

@@ -13,6 +13,7 @@ from duly.durations import parse_time
 from duly.errors import (
     Conflict,
     DulyError,
+    EventsLost,
     JobCancelled,
     JobExists,
     JobFailed,
@@ -20,11 +21,19 @@ from duly.errors import (
     LeaseLost,
     OutcomeUnknown,
     QueueFull,
+    RecordUnavailable,
+    ResultGone,
+    ServerUnsuitable,
+    ServiceFault,
     StoreUnavailable,
+    Unsupported,
     UsageError,
 )
+from duly.events import Event, Offset, Verb
+from duly.glance import TopicDocument
 from duly.job import Job, JobKey, JobState, Placed
-from duly.options import TIME, TOLD, due_at_ms
+from duly.options import TOLD, due_at_ms
+from duly.views import wrong_cursor
 
 #: What the type of every problem of a duly service begins with.
 TYPES = "urn:duly:problem:"
@@ -38,11 +47,18 @@ _ERRORS: dict[str, type[DulyError]] = {
     "lease-lost": LeaseLost,
     "dead": JobFailed,
     "cancelled": JobCancelled,
+    "result-gone": ResultGone,
     "full": QueueFull,
-    "unavailable": OutcomeUnknown,
+    "keys-full": QueueFull,
+    "unavailable": StoreUnavailable,
+    "out-of-memory": StoreUnavailable,
+    "record-unavailable": RecordUnavailable,
+    "outcome-unknown": OutcomeUnknown,
     "too-many-requests": StoreUnavailable,
-    "unauthenticated": StoreUnavailable,
-    "forbidden": StoreUnavailable,
+    "unauthenticated": ServerUnsuitable,
+    "forbidden": ServerUnsuitable,
+    "cross-site": ServerUnsuitable,
+    "misdirected": ServerUnsuitable,
 }
 
 StateName = Literal["scheduled", "ready", "running", "succeeded", "dead", "cancelled"]
@@ -59,6 +75,7 @@ class Problem(msgspec.Struct, frozen=True):
     detail: str = ""
     field: str | None = None
     state: str | None = None
+    status: int = 422
 
     @property
     def kind(self) -> str:
@@ -73,7 +90,7 @@ class BatchLine(msgspec.Struct, frozen=True):
     What became of one job of a batch.
     """
 
-    outcome: Literal["created", "kept", "replaced", "refused"]
+    outcome: Literal["created", "kept", "replaced", "refused", "unknown", "stopped"]
     revision: int = 0
     state: StateName = "ready"
     due_at: str | None = None
@@ -81,11 +98,13 @@ class BatchLine(msgspec.Struct, frozen=True):
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     _Options = msgspec.Struct
 else:
     _Options = msgspec.defstruct(
         "_Options",
-        [(option.document, option.told, None) for option in TOLD],
+        [(option.name, option.told, None) for option in TOLD],
         frozen=True,
         kw_only=True,
     )
@@ -104,6 +123,9 @@ class JobAnswer(_Options, frozen=True, kw_only=True):
     attempts: int = 0
     crashes: int = 0
     due_at: str | None = None
+    scheduled_for: str | None = None
+    created_at: str | None = None
+    updated_at: str | None = None
     started_at: str | None = None
     finished_at: str | None = None
     lateness_ms: int | None = None
@@ -113,6 +135,7 @@ class JobAnswer(_Options, frozen=True, kw_only=True):
     payload: msgspec.Raw = _NOTHING
     unreadable: str | None = None
     result: msgspec.Raw = _NOTHING
+    result_gone: bool = False
     error: msgspec.Raw = _NOTHING
 
 
@@ -144,37 +167,151 @@ class AckedAnswer(msgspec.Struct, frozen=True):
 
 class PageAnswer(msgspec.Struct, frozen=True):
     """
-    Some jobs, and where to go on.
+    Some jobs, and where to go on, behind all of them and behind each.
     """
 
     jobs: list[JobAnswer]
     cursor: str | None
+    places: list[str] = []
 
 
-class TopicAnswer(msgspec.Struct, frozen=True):
+class OutcomeAnswer(msgspec.Struct, frozen=True):
     """
-    A topic; how many jobs it has is not asked for here.
+    What became of one of many jobs.
     """
 
+    outcome: Literal["cancelled", "requeued", "ended", "accepted", "refused"]
+    state: StateName | None = None
+    revision: int | None = None
+    due_at: str | None = None
+    problem: Problem | None = None
+
+
+class OutcomesAnswer(msgspec.Struct, frozen=True):
+    """
+    One outcome for each of many jobs.
+    """
+
+    jobs: list[OutcomeAnswer]
+
+
+class PurgedAnswer(msgspec.Struct, frozen=True):
+    """
+    How many jobs were cancelled, and where to go on.
+    """
+
+    purged: int
+    cursor: str | None
+
+
+class WorkersAnswer(msgspec.Struct, frozen=True):
+    """
+    What workers say of themselves, a page at a time.
+    """
+
+    workers: list[dict[str, Any]]
+    cursor: str | None = None
+
+
+class RevisionsAnswer(msgspec.Struct, frozen=True):
+    """
+    The newest revisions: of each shard, and with a record one more.
+    """
+
+    shards: int
+    newest: list[int]
+
+
+class EventAnswer(msgspec.Struct, frozen=True):
+    """
+    One event of a stream.
+    """
+
+    verb: Verb
     topic: str
+    id: str
+    at: str
+    revision: int
+    state: StateName
+    priority: str
+    attempt: int
+    crashes: int
+    shard: int
+    number: int
+    due_at: str | None = None
+    lateness_ms: int | None = None
+    run_ms: int | None = None
+    worker: str | None = None
+    reason: str | None = None
+    row: int = 0
+    epoch: str = ""
+
+
+class LostAnswer(msgspec.Struct, frozen=True):
+    """
+    Events of one shard that are gone.
+    """
+
+    shard: int
+    since: int | None
+    until: int | None
+    why: str
 
 
 class TopicsAnswer(msgspec.Struct, frozen=True):
     """
-    Every topic that the key sees.
+    Topics that the key sees, a page at a time.
     """
 
-    topics: list[TopicAnswer]
+    topics: list[TopicDocument]
+    cursor: str | None = None
 
 
-def error_of(problem: Problem, place: str) -> DulyError:
+def event_of(answer: EventAnswer) -> Event:
     """
-    The error that the queue's own server would have been the cause of.
+    The event that a document describes.
     """
+    return Event(
+        shard=answer.shard,
+        epoch=answer.epoch,
+        counter=answer.number,
+        row=answer.row,
+        at_ms=ms_of(answer.at),
+        verb=answer.verb,
+        topic=answer.topic,
+        id=answer.id,
+        revision=answer.revision,
+        state=JobState[answer.state],
+        priority=answer.priority,
+        attempt=answer.attempt,
+        crashes=answer.crashes,
+        due_ms=ms_of(answer.due_at),
+        lateness_ms=answer.lateness_ms,
+        run_ms=answer.run_ms,
+        worker=answer.worker or "",
+        reason=answer.reason or "",
+    )
+
+
+def gap_of(answer: LostAnswer) -> EventsLost:
+    """
+    The gap that a document tells of.
+    """
+    after = Offset("", answer.since - 1, "") if answer.since else None
+    return EventsLost(answer.shard, after, None if answer.until is None else answer.until + 1, answer.why)
+
+
+def error_of(problem: Problem, place: str, said: Mapping[str, object] | None = None) -> DulyError:
+    """
+    The error that the queue's own server would have been the cause of, where a call *said* this.
+    """
+    if problem.field == "cursor" and said:
+        return wrong_cursor(said.get("cursor"))
     if problem.kind in ("not-found", "method-not-allowed"):
-        return UsageError(f"the service at {place} has no such call: {problem.detail}")
-    # What is not known here was refused for something about the call.
-    return _ERRORS.get(problem.kind, UsageError)(problem.detail or problem.kind)
+        return Unsupported(f"the service at {place} has no such call: {problem.detail}")
+    # What is not known here was refused for something about the call, or by something about the service.
+    unknown = UsageError if problem.status < 500 else ServiceFault
+    return _ERRORS.get(problem.kind, unknown)(problem.detail or problem.kind)
 
 
 def placed_of(answer: JobAnswer, word: Any) -> Placed:
@@ -214,11 +351,11 @@ def job_of(answer: JobAnswer) -> Job:
     record: dict[str, Any] = {}
     envelope: dict[str, Any] = {}
     for option in TOLD:
-        said = getattr(answer, option.document)
+        kept = option.keep(getattr(answer, option.name))
         if option.kept == "envelope":
-            envelope[option.name] = said
-        else:
-            record[option.field] = ms_of(said) if option.kind is TIME else said or 0
+            envelope[option.name] = kept
+        elif kept is not None:
+            record[option.field] = kept
     return Job(
         topic=answer.topic,
         id=answer.id,
@@ -229,13 +366,18 @@ def job_of(answer: JobAnswer) -> Job:
         crashes=answer.crashes,
         payload=bytes(answer.payload) if answer.unreadable is None else answer.unreadable.encode(),
         due_ms=ms_of(answer.due_at),
+        scheduled_ms=ms_of(answer.scheduled_for),
+        created_ms=ms_of(answer.created_at),
+        updated_ms=ms_of(answer.updated_at),
         started_ms=ms_of(answer.started_at),
         ended_ms=ms_of(answer.finished_at),
         lateness_ms=answer.lateness_ms,
         worker=answer.worker or "",
         lease_ms=ms_of(answer.lease_until),
         outcome=outcome_of(answer),
+        result_gone=answer.result_gone,
         progress=_said(answer.progress),
+        max_attempts=envelope["max_attempts"],
         envelope=Envelope(**envelope),
         **record,
     )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from duly.remote.link import RemoteLink
+    from duly.remote.link import Reply as Answered
 
 _replies = msgspec.json.Decoder(RepliesAnswer)
 _acked = msgspec.json.Decoder(AckedAnswer)
@@ -30,19 +31,26 @@ class RemoteReplies:
 
     async def take(self, name: str, *, limit: int, wait_s: float = 0.0) -> Taken:
         """
-        Lease up to *limit* replies, oldest first; the service waits at most *wait_s* for the first.
+        Lease up to *limit* replies, oldest first of each shard; the service waits at most *wait_s* for one.
         """
-        reply = await self._link.call(
-            "GET",
-            f"/v1/replies/{name}",
-            params={"limit": str(min(limit, MAX_TAKEN)), "wait": f"{wait_s:.3f}"},
-            wait_s=wait_s,
+        body = msgspec.json.encode({"limit": min(limit, MAX_TAKEN), "wait": wait_s})
+        return self._taken(
+            name, await self._link.call("POST", f"/v1/replies/{name}/take", body=body, wait_s=wait_s)
         )
+
+    async def peek(self, name: str, *, limit: int) -> Taken:
+        """
+        Return up to *limit* replies that no reader has, oldest first of each shard, and leave them to others.
+        """
+        params = {"limit": str(min(limit, MAX_TAKEN))}
+        return self._taken(name, await self._link.call("GET", f"/v1/replies/{name}", params=params))
+
+    def _taken(self, name: str, reply: Answered) -> Taken:
         if reply.problem is not None:
             raise error_of(reply.problem, self._link.place)
         answer = self._link.decode(_replies, reply)
         return Taken(
-            [Reply(each.id, name, job_of(each.job), self) for each in answer.replies], answer.dropped
+            [Reply(each.id, name, job_of(each.job), self.ack) for each in answer.replies], answer.dropped
         )
 
     async def ack(self, name: str, ids: Sequence[str]) -> int:

@@ -5,12 +5,12 @@ Waiting for jobs to end, by asking the service to answer when they have.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from duly.errors import JobNotFound
-from duly.job import JobKey, JobState
+from duly.job import Ended, JobKey, JobState
 from duly.remote.answers import error_of, outcome_of
-from duly.remote.store import job_answers, path_of
+from duly.remote.store import job_answers, needs_server, path_of
 
 if TYPE_CHECKING:
     from duly.remote.link import RemoteLink
@@ -28,9 +28,9 @@ class RemoteWaiters:
     def __init__(self, link: RemoteLink) -> None:
         self.link = link
 
-    async def ended(self, key: JobKey) -> tuple[JobState, bytes]:
+    async def ended(self, key: JobKey) -> Ended:
         """
-        Wait until the job has ended; its state and its outcome.
+        Wait until the job has ended, and return how.
 
         Raises:
             JobNotFound: There is no such job (any more).
@@ -48,8 +48,18 @@ class RemoteWaiters:
             answer = self.link.decode(job_answers, reply)
             state = JobState[answer.state]
             if state.ended:
-                return state, outcome_of(answer)
+                return Ended(state, outcome_of(answer), answer.result_gone)
             await asyncio.sleep(max(0.0, began + PACE_S - loop.time()))
+
+    def expecting(self, what: str) -> NoReturn:
+        """
+        Refuse: nobody is told of something by the service, each asks for itself.
+
+        Raises:
+            Unsupported: Always.
+        """
+        del what
+        raise needs_server(self.link.place)
 
     async def aclose(self) -> None:
         """

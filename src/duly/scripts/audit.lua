@@ -1,9 +1,10 @@
 #!lua flags=allow-oom
--- audit: compare some records with the indexes and streams, and mend what disagrees.
+-- audit: compare some records with the indexes and streams, and mend what disagrees; end ready jobs that nobody started in time.
 --
--- moves    nothing of its own; puts jobs back to where their record says they are
+-- moves    ready, too late to start -> cancelled; else nothing, but it puts jobs back to where their record says they are
 -- uses     clock records replies changes endings
 -- KEYS     (queue)           everything that a transition may touch
+--          (replies)         what became of jobs whose senders asked to be told
 --          lanes...  stream  eight keys for each topic, see lib/changes.lua
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
@@ -40,7 +41,9 @@ local function stands_in_line(topic, job)
   return #redis.call('XRANGE', stream(topic, lane_of(job)), entry, entry) == 1
 end
 
-for at, job in ipairs(fetch(members)) do
+local found, is_damaged = fetch(members), {}
+for at = 1, #damage.records, 2 do is_damaged[damage.records[at]] = true end
+for at, job in ipairs(found) do
   local member = members[at]
   local topic = topic_of(member)
   states[at] = '-1 0'
@@ -52,6 +55,9 @@ for at, job in ipairs(fetch(members)) do
   if job and job.state <= READY and first_key[topic] then use_lane(topic, job.state == READY and lane_of(job) or job.lane) end
   if not first_key[topic] then
     unnamed[topic] = true
+  elseif is_damaged[member] then
+    -- Where it stands tells what it was counted as; `commit` looks, and takes it off.
+    mended = mended + 1
   elseif not job then
     unindex({member = member})
   elseif job.state == SCHEDULED then
@@ -64,8 +70,13 @@ for at, job in ipairs(fetch(members)) do
     end
   elseif job.state == READY then
     unindex(job)
-    -- Gone from its stream: line it up again under a new number.
-    if not stands_in_line(topic, job) then
+    local expires = wishes(job)
+    if expires > 0 and expires < now then
+      -- Claims find it, too, but a paused topic has none, nor has one without workers.
+      call_off(job, topic, now)
+      ages.expire(job, topic, now, tonumber(keep_ms))
+    elseif not stands_in_line(topic, job) then
+      -- Gone from its stream: line it up again under a new number.
       mended = mended + 1
       job[ENTRY] = take_numbers(1)
       line_up(job.member, topic, lane_of(job), job[ENTRY])
@@ -82,7 +93,7 @@ for at, job in ipairs(fetch(members)) do
     unindex(job, job.state == DEAD and 'dead' or 'done')
     if not redis.call('ZSCORE', index, member) then
       mend(job, 'ended')
-      redis.call('ZADD', index, now + tonumber(keep_ms), member)
+      redis.call('ZADD', index, now + math.max(tonumber(keep_ms), STUB_MS), member)
     end
   end
 end

@@ -29,7 +29,9 @@ local members, words, called_off = {}, {}, {}
 for at = topic_at + named, #ARGV, 2 do members[#members + 1] = ARGV[at] end
 
 for at, job in ipairs(fetch(members)) do
-  if not job and cold(members[at]) then
+  local must_stand = ARGV[topic_at + named + 2 * at - 1]
+  -- Who has seen a revision has seen it here, and not in the table.
+  if not job and must_stand == '' and cold(members[at]) then
     called_off[#called_off + 1] = members[at]
     called_off[#called_off + 1] = 'cancelled'
     words[at] = 'accepted'
@@ -37,7 +39,7 @@ for at, job in ipairs(fetch(members)) do
     words[at] = 'gone'
   elseif late and job.revision > tonumber(seen) then
     words[at] = 'unknown'
-  elseif ARGV[topic_at + named + 2 * at - 1] ~= '' and job.revision ~= tonumber(ARGV[topic_at + named + 2 * at - 1]) then
+  elseif must_stand ~= '' and job.revision ~= tonumber(must_stand) then
     words[at] = 'conflict'
   elseif job.state > RUNNING then
     words[at] = string.format('%d %d', job.state, job.revision)
@@ -50,4 +52,4 @@ for at, job in ipairs(fetch(members)) do
 end
 commit(now, nonce)
 if #called_off > 0 then redis.call('HSET', overrides, unpack(called_off)) end
-return remember(nonce, words, now)
+return late and #called_off == 0 and words or remember(nonce, words, now, sent_ms)

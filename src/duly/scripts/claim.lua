@@ -26,7 +26,9 @@
 --          nonce     of the tokens and the event entry, 8 random bytes; the same again when a reply was lost
 --          worker    its name, new with every start
 --          worker_id 8 bytes that stand for its name in records
---          again     '1' when this claim was sent before and its reply lost
+--          again     '1' when this claim was sent before and its reply lost, 'maybe' when its sender cannot tell, else '0'
+--          client    4 bytes that stand for the client that asks
+--          claim_number  grows from claim to claim of that client
 --          lease_ms  how long the leases run
 --          grace_ms  how far a lease may outlast the time to run
 --          limit     at most this many jobs
@@ -175,22 +177,39 @@ if #looks == 0 and again == '0' then
   return answer()
 end
 
-local last = redis.call('HGET', claims, worker)
-if last and string.sub(last, 1, 8) == nonce then
-  -- The same claim again, its reply lost: the same leases again, whichever of the two came first.
-  local members = {}
-  for member in string.gmatch(string.sub(last, 9), '[^\n]+') do members[#members + 1] = member end
+local last = redis.call('HGET', claims, worker) or ''
+if cut(last, 1, 8) == nonce then
+  -- The same claim again, its reply lost: the same leases again, whichever of the two came first.  They begin now, since
+  -- the worker did not know of them until now.
+  local members, ttr_of = {}, {}
+  for member in string.gmatch(cut(last, 21), '[^\n]+') do members[#members + 1] = member end
+  for at = 1, #names do ttr_of[names[at]] = ttr[at] end
   for _, job in ipairs(fetch(members)) do
     if job and job.state == RUNNING and job[NONCE] == nonce then
+      local _, own_ttr = wishes(job)
+      local runs_for = own_ttr > 0 and own_ttr or ttr_of[topic_of(job.member)]
+      if again ~= '0' then
+        job[STARTED] = now
+        redis.call('HSET', jobs, job.member, write(job))
+        redis.call('ZADD', leases, now + math.min(tonumber(lease_ms), runs_for + tonumber(grace_ms)), job.member)
+      end
       local at = #leased
       leased[at + 1], leased[at + 2] = job.member, write(job)
       if job.apart then add_body(job.member) end
     end
   end
+  -- Whoever cannot tell asks for jobs all the same, if there is nothing left of what it was given.
+  if leased[1] or again ~= 'maybe' then return answer() end
+end
+-- Asked for what it was given only, or where there is nothing.
+if #looks == 0 and again == 'maybe' then
+  wait_for_more()
   return answer()
 end
+-- Sent before a claim of the same client that has been here already: nobody waits for the answer any more.
+if cut(last, 9, 12) == client and decode(NUMBER, last, 13) > tonumber(claim_number) then return answer() end
 
-local taken, taken_of, from_ready, names_taken, token = 0, {}, {}, {}, nil
+local taken, taken_of, from_ready, names_taken = 0, {}, {}, {}
 local lease_for, grace, until_of, share = tonumber(lease_ms), tonumber(grace_ms), {}, {}
 for at = 1, #names do until_of[at] = now + math.min(lease_for, ttr[at] + grace) end
 -- What this claim writes into every record: nonce, worker, started.
@@ -231,7 +250,6 @@ local function lease(member, position, mark, attempts, crashes, marks, due, rest
     bytes = 0
     return false
   end
-  if taken == 0 then token = take_numbers(left) end
   bytes = bytes - size
   local until_ms = until_of[position]
   if mark % 64 >= 32 then
@@ -239,7 +257,7 @@ local function lease(member, position, mark, attempts, crashes, marks, due, rest
     if own_ttr > 0 then until_ms = now + math.min(lease_for, own_ttr + grace) end
   end
   local at = 2 * taken + 1
-  local record = begun(mark, attempts, crashes, marks) .. encode(NUMBER, token + taken) .. claimed_by .. due .. rest
+  local record = begun(mark, attempts, crashes, marks) .. encode(NUMBER, take_numbers(1)) .. claimed_by .. due .. rest
   lease_scores[at], lease_scores[at + 1] = until_ms, member
   lease_count = at + 1
   leased[at], leased[at + 1] = member, record
@@ -268,7 +286,7 @@ local met_upto = {}
 local function take_ready(position, lane, want)
   local topic, is_suspect = names[position], lane == SUSPECT
   local key = stream(topic, lane)
-  local after = met_upto[key] and '(' .. met_upto[key] .. '-0' or '-'
+  local after = met_upto[key] and string.format('(%d-0', met_upto[key]) or '-'
   local found = redis.call('XRANGE', key, after, '+', 'COUNT', is_suspect and 2 * want or want)
   local members = {}
   for at = 1, #found do members[at] = found[at][2][2] end
@@ -285,8 +303,7 @@ local function take_ready(position, lane, want)
     local entry, member, record = number_of(found[at][1]), members[at], records[at]
     local mark, attempts, crashes, marks, its_entry, expires, stays, _ = 0, 0, 0, 0, 0, 0, false, nil
     if record and (#record < HEAD_BYTES or string.byte(record) % 64 >= 32) and not is_whole(record) then
-      put_aside(member, record)
-      count(topic, READY, -1)
+      damage.put_aside(member, record)
       ready[position], record = ready[position] - 1, false
     end
     if record and string.byte(record) % 128 >= 64 then
@@ -297,7 +314,7 @@ local function take_ready(position, lane, want)
       -- Asked only where somebody else might have it: it is the way of every job.
       local due_ms = (is_suspect or slots[position] > 0) and decode(NUMBER, record, DUE_AT) or 0
       if expires > 0 and expires < now then
-        finish('cancelled', read(member, record), topic, CANCELLED, now, tonumber(keep_ms), '{"type":"expired"}', 'expired')
+        ages.expire(read(member, record), topic, now, tonumber(keep_ms))
       elseif is_suspect and is_other_half(position, marks, due_ms) then
         stays = true
       elseif left <= 0 or free[position] <= 0 or (not is_suspect and is_for_others(position, due_ms)) then
@@ -404,7 +421,7 @@ for _, position in ipairs(looks) do take_isolated(position, put_off) end
 
 -- What is due goes to its stream; but where a slot is still free, nothing waits there, and it starts at once.
 -- A claim that took its fill of ready jobs moves a few only, so that none keeps the server busy for two.
-local numbers, moved = nil, 0
+local moved = 0
 
 -- The position of the topic whose due jobs are taken, and whether those beyond the free slots become ready now: where
 -- other workers wait, and where lanes differ, since the index knows no lanes.
@@ -428,8 +445,7 @@ local function start_or_promote(member, topic, record, due_ms, mark)
     mine = crashes == 0
   end
   if (mine and not moves_on) or moved >= MOVED_AT_ONCE then return false end
-  numbers = numbers or take_numbers(MOVED_AT_ONCE)
-  promote(member, topic, record, due_ms, numbers + moved)
+  promote(member, topic, record, due_ms, take_numbers(1))
   moved = moved + 1
   ready[position] = ready[position] + 1
   return true
@@ -489,7 +505,10 @@ for position, number in pairs(taken_of) do
   count(topic, READY, -waited)
   count(topic, SCHEDULED, waited - number)
 end
-if taken > 0 then redis.call('HSET', claims, worker, nonce .. table.concat(names_taken, '\n')) end
+-- One that was sent before is noted also if it took nothing, so that its first sending takes nothing later.
+if taken > 0 or again == '1' then
+  redis.call('HSET', claims, worker, nonce .. client .. encode(NUMBER, tonumber(claim_number)) .. table.concat(names_taken, '\n'))
+end
 keep_all(leased, 2 * taken)
 commit(now, nonce, worker)
 committed = true

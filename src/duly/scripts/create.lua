@@ -13,10 +13,10 @@
 -- cost     O(1)
 
 if redis.call('HEXISTS', meta, 'layout') == 0 then
-  -- Numbers begin at the time of day, so that revisions and tokens grow also across a server that was emptied.
+  -- Numbers follow the time, so that revisions and tokens grow also across a server that was emptied.
   local time = redis.call('TIME')
   redis.call('HSET', meta, 'layout', layout, 'shards', shards, 'clock', clock_kind, 'epoch', epoch,
-    'requests_since', clock_kind == 'test' and 0 or time[1] * 1000, 'sequence', string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000)),
+    'requests_since', clock_kind == 'test' and 0 or time[1] * 1000, 'sequence', '0',
     'max_event_rows', max_event_rows, 'max_event_bytes', max_event_bytes,
     -- A value of more than 64 bytes makes the server keep these fields in a table: in the list that a small
     -- hash is otherwise, each look-up walks, and every call of every script looks up a dozen.

@@ -29,6 +29,8 @@
 --          seen      the highest number of the shard that its sender had seen by then
 --          repeats   '1' if it may replace a job, and so is remembered; '2' if a bulk writer may repeat it after minutes, and
 --                    so it replaces only what nobody has changed since it was first sent; else '0'
+--          since     '' or, for each job in 8 bytes, the highest number that the shard can have given before its sender
+--                    first sent this; what was changed later is kept, as if it had come behind
 --          topic_count  how many topics follow
 --          topic...  their names; then for each job, all members distinct: member, spec, request with options
 --                    with body; see lib/specs.lua
@@ -66,7 +68,8 @@ local answers, replacing = {}, {}
 local function same(old, old_due, spec, rest, due_ms)
   if old_due ~= due_ms or old.lane ~= floor(spec / 8) % 4 or has_mark(old, BODY_DROPPED) then return false end
   local body = old.apart and redis.call('HGET', bodies, old.member) or old.body
-  return old.options .. body == cut(rest, REQUEST_LENGTH + 1) and (old.options ~= '') == (spec % 64 >= 32)
+  local options = ages.said_options(old)
+  return options .. body == cut(rest, REQUEST_LENGTH + 1) and (options ~= '') == (spec % 64 >= 32)
 end
 
 -- Take a place of a topic; only one with a limit can be full.
@@ -84,6 +87,8 @@ local function meet(old, at, spec, due_ms, topic)
     answers[at] = answer
   elseif same(old, old_due, spec, rest, due_ms) then
     answers[at] = met.answer_of('kept', old, old_due)
+  elseif since ~= '' and old.revision > decode(NUMBER, since, 8 * at - 7) then
+    answers[at] = met.answer_of('kept', old, old_due)
   elseif late and old.revision > tonumber(seen) and cut(old.request, 1, RUN_BYTES) ~= cut(rest, 1, RUN_BYTES) then
     answers[at] = 'unknown 0 0 0'
   elseif old.state >= RUNNING and not has_room(topic) then
@@ -98,10 +103,11 @@ local placed, revision = 0, take_numbers(2 * member_count)
 local entry = revision + member_count
 
 -- What a spec says is taken apart once for all neighbours that have the same.
-local read_spec, read_topic, base, lane, asks
+local read_spec, read_topic, base, lane, asks, awaits
 
 local function read_of(spec, topic)
-  read_spec, read_topic, base, lane, asks = spec, topic, spec % 64 - spec % 8, floor(spec / 8) % 4, spec % 8 >= ASKS
+  read_spec, read_topic, base, lane = spec, topic, spec % 64 - spec % 8, floor(spec / 8) % 4
+  asks, awaits = spec % 8 >= ASKS, spec >= AWAITS
   use_lane(topic, lane)
 end
 
@@ -110,8 +116,9 @@ local function place(verb, at, topic, spec, number, due_ms, marks, place_due)
   if spec ~= read_spec or topic ~= read_topic then read_of(spec, topic) end
   local member, rest, mark, run = members[at], ARGV[first + 3 * at - 1], base, nil
   if asks then marks = marks + REPLY end
+  if awaits then marks = bit.bor(marks, AWAITED) end
   if #rest > INLINE_BYTES then
-    local body_at = REQUEST_LENGTH + 1 + (mark >= 32 and options_bytes(rest, REQUEST_LENGTH + 1) or 0)
+    local body_at = REQUEST_LENGTH + 1 + (mark >= 32 and ages.bytes_of(rest, REQUEST_LENGTH + 1) or 0)
     if #rest - body_at >= INLINE_BYTES then
       put_bodies[#put_bodies + 1] = member
       put_bodies[#put_bodies + 1] = cut(rest, body_at)
@@ -143,7 +150,10 @@ for at = 1, member_count do
   local spec, ms = decode(SPEC, ARGV[first + 3 * at - 2])
   local due_ms = time_of(spec, ms, now_floor, now_ceil)
   if records[at] and not is_whole(records[at]) then
-    put_aside(members[at], records[at])
+    local was = damage.counted_as(members[at], records[at])
+    -- Whatever it took of a limit is free.
+    if room[topic] and was and was <= READY then room[topic] = room[topic] + 1 end
+    damage.put_aside(members[at], records[at])
     records[at] = false
   end
   if records[at] then
@@ -156,8 +166,18 @@ for at = 1, member_count do
   end
 end
 
+-- A job that replaces another says since when there is one with its id.
+local function with_created(spec, rest, created_ms)
+  local body_at = REQUEST_LENGTH + 1 + (spec % 64 >= 32 and ages.bytes_of(rest, REQUEST_LENGTH + 1) or 0)
+  local new = {options = cut(rest, REQUEST_LENGTH + 1, body_at - 1)}
+  ages.set_part(new, CREATED, created_ms)
+  return spec % 64 < 32 and spec + 32 or spec, cut(rest, 1, REQUEST_LENGTH) .. new.options .. cut(rest, body_at)
+end
+
 for _, each in ipairs(replacing) do
   local old, at = each.old, each.at
+  local rest_at = first + 3 * at - 1
+  each.spec, ARGV[rest_at] = with_created(each.spec, ARGV[rest_at], ages.created_of(old))
   local topic = topic_of(old.member)
   displace(old, topic)
   if old.state == SCHEDULED and each.due <= now_floor then unschedule(old.member, topic) end
@@ -171,4 +191,4 @@ if placed == 0 then sequence = sequence_was end
 commit(now_floor, nonce)
 wake_topics(now_floor)
 local answer = {now_floor, revision, answers}
-return repeats == '1' and remember(nonce, answer, now_floor) or answer
+return repeats == '1' and not late and remember(nonce, answer, now_floor, sent_ms) or answer

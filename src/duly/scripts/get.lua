@@ -10,14 +10,15 @@
 --          leases    zset    member -> lease end
 --          due...    zset    for each job, that of its topic
 -- ARGV     member... of the jobs
--- returns  for each job {record, body kept apart, outcome, progress, due_ms, lease_ms}, or {} if there is none that can be read
+-- returns  for each job {record, body kept apart, outcome, progress, due_ms, lease_ms}, {} if there is none, or {''} if it is
+--          damaged
 -- cost     O(jobs * log n)
 
 local found = {}
 for at = member_at, #ARGV do
   local member = ARGV[at]
   local record = redis.call('HGET', jobs, member)
-  local about = {}
+  local about = record and {''} or {}
   if record and is_whole(record) then
     about = {
       record,

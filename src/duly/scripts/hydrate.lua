@@ -9,6 +9,7 @@
 -- ARGV     now_ms    '' means the server's clock
 --          nonce     of the event entry
 --          keep_ms   how long cancelled jobs are kept
+--          reason    why jobs of this call were cancelled, one word
 --          generation  of the queue that is meant, '' for any: what was found to be behind gets nothing from before
 --          topic_count  how many topics follow
 --          topic...  their names; then for each job, all members distinct: member, promise, request with options
@@ -46,9 +47,12 @@ end
 -- comes late meets the higher revision.
 local function cancel(job, old, topic, due_ms)
   if old then
-    old.revision, old.request = job.revision, job.request
+    local was = #write(old)
+    ages.revise(old, job.revision, job.request)
+    if old.state > RUNNING then weigh_in(old.state, #write(old) - was) end
     job = old
   else
+    -- It came with its envelope, and nothing else.
     job[DUE], job[MARKS] = due_ms, job[MARKS] + BODY_DROPPED
     count(topic, job.state, 1)
   end
@@ -56,7 +60,7 @@ local function cancel(job, old, topic, due_ms)
     put('hydrated', job)
   else
     if old then call_off(job, topic, now) end
-    finish('cancelled', job, topic, CANCELLED, now, tonumber(keep_ms), '{"type":"cancelled"}', 'cancelled')
+    finish('cancelled', job, topic, CANCELLED, now, tonumber(keep_ms), '{"type":"' .. reason .. '"}', reason)
   end
   return job
 end

@@ -38,10 +38,9 @@ for at = 1, #due_topics, 2 do
   end
 end
 
-local moved, number = 0, 0
+local moved = 0
 local function move(member, topic, record, due_ms)
-  if moved == 0 then number = take_numbers(most) end
-  promote(member, topic, record, due_ms, number + moved)
+  promote(member, topic, record, due_ms, take_numbers(1))
   moved = moved + 1
 end
 
@@ -54,6 +53,16 @@ for at, topic in ipairs(named) do
   if found == part then more = '1' end
 end
 
+-- How many waiters could take a job of the topic.
+local function count_waiters(waiting, now_ms)
+  local number = 0
+  for at = 1, #waiting - WAITER_BYTES + 1, WAITER_BYTES do
+    local _, until_ms, free = decode(WAITER, waiting, at)
+    if until_ms > now_ms and free % LOOKS > 0 then number = number + 1 end
+  end
+  return number
+end
+
 -- Ready jobs and nobody on the way to them: the worker that was woken may have died before it came.
 local again, checked = {}, check == '1' and redis.call('SRANDMEMBER', ready_topics, CHECKED_TOPICS) or {}
 for at = topic_at, check == '2' and #ARGV or 0 do
@@ -63,9 +72,10 @@ for _, topic in ipairs(checked) do
   if not first_key[topic] then
     unnamed[#unnamed + 1] = topic
   elseif not woken[topic] then
-    local about = redis.call('HMGET', topics, topic .. ':paused', topic .. ':callback')
+    local about = redis.call('HMGET', topics, topic .. ':paused', topic .. ':callback', topic .. ':waiting')
     if not about[1] and not about[2] and redis.call('LLEN', KEYS[first_key[topic] + WAKE]) == 0 then
-      woken[topic] = 1
+      -- Whoever is first in line may be dead as well: one token for each that says it waits.
+      woken[topic] = math.max(1, count_waiters(about[3] or '', now))
       again[#again + 1] = topic
     end
   end

@@ -31,7 +31,7 @@ for at, job in ipairs(fetch(members)) do
   let_go(members[at])
   if job and job.state == RUNNING then
     local topic = topic_of(job.member)
-    stops[#stops + 1] = job.member .. ' ' .. job[TOKEN]
+    stops[#stops + 1] = string.format('%s %d', job.member, job[TOKEN])
     job[VERB] = VERBS.recover
     local _, _, _, own_most = wishes(job)
     local most = own_most > 0 and own_most or tonumber(max_crashes)
@@ -46,6 +46,7 @@ for at, job in ipairs(fetch(members)) do
       count(topic, RUNNING, -1)
       if counted == '1' then
         -- One crash beside many others says little: all start again at once, in halves on different workers.
+        ages.keep_first_due(job)
         suspects, job[DUE] = suspects + 1, now
         job[MARKS] = job[MARKS] - job[MARKS] % (2 * HALF) + job[MARKS] % HALF + suspects % 2 * HALF
       end
@@ -56,7 +57,6 @@ for at, job in ipairs(fetch(members)) do
     end
   end
 end
-for at = 1, #damaged, 2 do count(topic_of(damaged[at]), RUNNING, -1) end
 commit(now, nonce)
 wake_topics(now)
 return {now, back, buried, first_score(leases), names_of(unnamed)}

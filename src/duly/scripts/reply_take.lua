@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- reply_take: lease replies of one queue to a reader, oldest first.
+-- reply_take: lease replies of one queue to a reader, oldest first, or show them.
 --
 -- moves    nothing
 -- uses     clock records replies
@@ -12,8 +12,9 @@
 --          name      of the queue
 --          limit     at most this many
 --          max_bytes about this many bytes of outcomes at most
---          lease_ms  how long they are kept from other readers
--- returns  {replies of this queue that were dropped unread, {number, member, head, outcome, ...}}
+--          lease_ms  how long they are kept from other readers; 0: they are only shown
+-- returns  {replies of this queue that were dropped unread, {number, member, head, outcome, ...},
+--          1 if more were left out for their size, else 0}
 -- cost     O((limit + replies handed out before them) * log n)
 
 local PAGE = 128
@@ -24,6 +25,7 @@ if #over > 0 then redis.call('ZREM', reply_leases, unpack(over)) end
 
 local from, to = reply_queue.range_of(name)
 local taken, left, bytes, until_ms = {}, tonumber(limit), tonumber(max_bytes), now + tonumber(lease_ms)
+local cut = 0
 
 -- Lease one if it still fits into the answer; one always does.
 local function take(line)
@@ -32,12 +34,12 @@ local function take(line)
   if not entry then return reply_queue.remove_reply(line, number) end
   local _, member, head, outcome, weight = reply_queue.read_reply(entry[2])
   if weight > bytes and #taken > 0 then
-    left = 0
+    left, cut = 0, 1
     return
   end
   local at = #taken
   taken[at + 1], taken[at + 2], taken[at + 3], taken[at + 4] = number, member, head, outcome
-  redis.call('ZADD', reply_leases, until_ms, line)
+  if until_ms > now then redis.call('ZADD', reply_leases, until_ms, line) end
   left, bytes = left - 1, bytes - weight
 end
 
@@ -56,5 +58,5 @@ end
 
 local dropped = tonumber(redis.call('HGET', reply_drops, name)) or 0
 -- Told, and nothing is left that it could be said with: forgotten.
-if seen == 0 and dropped > 0 then redis.call('HDEL', reply_drops, name) end
-return {dropped, taken}
+if seen == 0 and dropped > 0 and until_ms > now then redis.call('HDEL', reply_drops, name) end
+return {dropped, taken, cut}

@@ -48,8 +48,9 @@ for at, job in ipairs(fetch(members)) do
     revive(job, topic)
     -- Who asks for it again does not mean the old deadline.
     if job.options ~= '' then job.options = NOBODY .. string.sub(job.options, 9) end
-    if job.options == encode(OPTIONS, 0, 0, UNKNOWN, 0, 0, 0) then job.options = '' end
-    job.revision, job.request, job.state = revision + at - 1, request, READY
+    ages.revise(job, revision + at - 1, request)
+    ages.set_part(job, FIRST_DUE)
+    job.state = READY
     job[DUE], job[ATTEMPTS], job[CRASHES], job[ENTRY] = now, 0, 0, revision + #members + at - 1
     job[TOKEN], job[NONCE], job[VERB], job[MARKS] = 0, NOBODY, 0, bit.band(job[MARKS], AWAITED + REPLY)
     job[STARTED], job[ENDED], job[LATE], job[WORKER] = 0, 0, UNKNOWN, NOBODY
@@ -61,4 +62,4 @@ for at, job in ipairs(fetch(members)) do
 end
 commit(now, nonce)
 wake_topics(now)
-return remember(nonce, words, now)
+return late and words or remember(nonce, words, now, sent_ms)

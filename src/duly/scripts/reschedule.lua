@@ -66,7 +66,9 @@ for at, job in ipairs(fetch(members)) do
       count(topic, READY, -1)
       count(topic, SCHEDULED, 1)
     end
-    job.revision, job.request, job.state, job[ENTRY] = revision + at - 1, ARGV[arg + 1], SCHEDULED, 0
+    ages.revise(job, revision + at - 1, ARGV[arg + 1])
+    ages.set_part(job, FIRST_DUE)
+    job.state, job[ENTRY] = SCHEDULED, 0
     job[DUE] = math.max(due_ms, now_floor)
     move_due(job.member, topic, job[DUE])
     put('rescheduled', job)
@@ -75,4 +77,4 @@ for at, job in ipairs(fetch(members)) do
 end
 commit(now_floor, nonce)
 if #put_off > 0 then redis.call('HSET', overrides, unpack(put_off)) end
-return remember(nonce, words, now_floor)
+return late and #put_off == 0 and words or remember(nonce, words, now_floor, sent_ms)

@@ -9,22 +9,27 @@
 --          nonce     of the event entry; a call that is repeated has the same
 --          sent_ms   when the call was first sent, by the server's clock as its sender knows it
 --          topic     its name
--- returns  'ok', or 'unknown' where the call may have been made before
+--          version   of the change, '' on the first shard, which gives it out
+--          tells     '1' on the shard that writes the event, the last one: one call makes one event
+-- returns  its version, or 'unknown' where the call may have been made before
 -- cost     O(1)
 
 local now = clock(now_ms)
-if recall(nonce) then return 'ok' end
--- Whatever it was to change may have been changed by others since.
-if is_forgotten(sent_ms) then return 'unknown' end
-remember(nonce, 'ok', now)
-if redis.call('HEXISTS', topics, topic .. ':paused') == 0 then return 'ok' end
-event('resumed', topic .. '/', NO_RECORD, nil, now)
-commit(now, nonce)
-redis.call('HDEL', topics, topic .. ':paused')
-redis.call('HSET', topics, topic .. ':resumed', now)
-name_topic(topic, 1)
-local ready = tonumber(redis.call('HGET', topics, topic .. ':ready')) or 0
-if ready > 0 then woken[topic] = ready end
-wake_topics(now)
-call_deliverers(topic)
-return 'ok'
+local newer, answer = next_version(topic .. ':pause_version', version, nonce, now, sent_ms)
+if not newer then return answer end
+local was_paused = redis.call('HEXISTS', topics, topic .. ':paused') == 1
+if was_paused then
+  if tells == '1' then event('resumed', topic .. '/', NO_RECORD, nil, now) end
+  commit(now, nonce)
+  redis.call('HDEL', topics, topic .. ':paused')
+  redis.call('HSET', topics, topic .. ':resumed', now)
+end
+redis.call('HSET', topics, topic .. ':pause_version', newer)
+if was_paused then
+  name_topic(topic, 1)
+  local ready = tonumber(redis.call('HGET', topics, topic .. ':ready')) or 0
+  if ready > 0 then woken[topic] = ready end
+  wake_topics(now)
+  call_deliverers(topic)
+end
+return answer

@@ -31,7 +31,9 @@ for at, found in ipairs(fetch(members)) do
     job[VERB], job[LATE] = VERBS.retry, tonumber(ARGV[arg + 2])
     -- It ran to an end: whatever its worker died of before was not this job.
     if ARGV[arg + 4] == '1' then job[CRASHES] = 0 end
-    job.state, job[ENTRY], job[DUE] = SCHEDULED, 0, now_ceil + tonumber(ARGV[arg + 3])
+    ages.keep_first_due(job)
+    -- It stands in no line: the number tells when this was.
+    job.state, job[ENTRY], job[DUE] = SCHEDULED, take_numbers(1), now_ceil + tonumber(ARGV[arg + 3])
     count(topic, RUNNING, -1)
     count(topic, SCHEDULED, 1)
     schedule(job.member, topic, job[DUE])

@@ -7,13 +7,17 @@
 --          outcomes  hash    member -> result or error
 --          due       zset    those of its topic that wait for their time -> due_ms
 -- ARGV     member    of the job
--- returns  {state, revision, result or error} of an ended job, {state, revision} of an open one, {} if there is none
+-- returns  {state, revision, result or error, 1 if there was a result that is gone} of an ended job, {state, revision} of
+--          an open one, {} if there is none
 -- cost     O(log n)
 
 local record = redis.call('HGET', jobs, member)
 local job = record and is_whole(record) and read(member, record)
 if not job then return {} end
-if job.state > RUNNING then return {job.state, job.revision, redis.call('HGET', outcomes, member) or ''} end
+if job.state > RUNNING then
+  local outcome = redis.call('HGET', outcomes, member) or ''
+  return {job.state, job.revision, outcome, has_mark(job, RESULT_DROPPED) and 1 or 0}
+end
 if not has_mark(job, AWAITED) then
   job[DUE] = job[DUE] or tonumber(redis.call('ZSCORE', due, member))
   job[MARKS] = job[MARKS] + AWAITED

@@ -8,7 +8,7 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from duly.due import scheduled_topics
+from duly.due import counted_topics, scan
 from duly.job import JobKey, JobState, Lane
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("duly.auditor")
 
 STEP = 100
+SCANNED = 80  #: a scan brings some more than it was asked for, and these should not cost a step of their own
 STEPS = 10  #: in one go, each a call of a millisecond or less
 PACE_S = 1.0  #: between two goes of a pass: a thousand jobs a second
 COUNTABLE = 200_000  #: beyond this many jobs counters are not recounted: it would cost the worker its memory
@@ -96,13 +97,17 @@ class Auditor:
         seen: set[str] = set()
         mended_all = 0
         keys = self._store.keys[shard]
-        due = {keys.due(topic): topic for topic in await scheduled_topics(self._store.link, keys)}
+        due: dict[str, str] = {}
+        async for page in scan(self._store.link, "ZSCAN", fixed["next_due"]):
+            due |= {keys.due(name.decode()): name.decode() for name, _ in page}
+            if len(page) >= STEP:
+                yield 0
         for index in (fixed["jobs"], *due, fixed["leases"], fixed["done"], fixed["dead"]):
             name = "jobs" if index == fixed["jobs"] else "index"
             cursor = b"0"
             while True:
-                scan = "HSCAN" if name == "jobs" else "ZSCAN"
-                cursor, found = await call(scan, index, cursor, "COUNT", STEP)
+                command = "HSCAN" if name == "jobs" else "ZSCAN"
+                cursor, found = await call(command, index, cursor, "COUNT", SCANNED)
                 members = list(dict.fromkeys(member.decode() for member in found[::2]))
                 # Its own topic does not know of a job that stands in the index of another.
                 if strays := [m for m in members if index in due and JobKey.of(m).topic != due[index]]:
@@ -124,8 +129,10 @@ class Auditor:
                 if cursor == b"0":
                     break
         topics.update(due.values())
-        for field in await call("HKEYS", fixed["topics"]):
-            topics.add(field.decode().partition(":")[0])
+        async for names in counted_topics(self._store.link, keys):
+            topics |= names
+            if len(names) >= STEP:
+                yield 0
         for topic in sorted(topics):
             if await call("EXISTS", *keys.lanes(topic)[: len(Lane)]):
                 for lane in Lane:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from duly.store import Store
 
 NAMED = 32  #: topics that one claim names at most
-CHOSEN = 8  #: of those that have something, where there are more: each brings keys and commands
+CHOSEN = 8  #: of those that have something, if these fill a claim: each brings keys and commands
 LISTENED = 256  #: wake lists that one wait listens to at most
 SCAN_S = 1.0  #: how often every shard is looked through, because a message may be lost
 ASK_S = 4.0  #: how often every shard is asked: after 10 s it forgets who listens
@@ -30,6 +30,7 @@ class Backlog:
         self._store = store
         self._topics = topics
         self._known: list[set[str]] = [set() for _ in range(store.shards)]
+        self._chosen = [CHOSEN] * store.shards  #: topics that the next claim names
         self._places: list[bytes] = []  #: in the streams of woken topics
         self._asked_s = [float("-inf")] * store.shards  #: when the last claim was made there
         self._scanned_s = float("-inf")
@@ -59,14 +60,17 @@ class Backlog:
         """
         Topics for one claim: a few of those that have something, by chance, so that none starves.
         """
-        known = self._known[shard] or self._topics()
-        return list(known) if len(known) <= CHOSEN else random.sample(tuple(known), CHOSEN)
+        known, chosen = self._known[shard] or self._topics(), self._chosen[shard]
+        return list(known) if len(known) <= chosen else random.sample(tuple(known), chosen)
 
-    def note(self, shard: int, named: Iterable[str], rest: Iterable[str]) -> None:
+    def note(self, shard: int, named: Iterable[str], rest: Iterable[str], *, full: bool) -> None:
         """
-        Take over what a claim left of the topics that it named.
+        Take over what a claim left of the topics that it named, and whether it was *full*.
+
+        Topics with a few jobs each do not fill a claim that names a few of them, so the next one names more.
         """
         self._asked_s[shard] = time.monotonic()
+        self._chosen[shard] = CHOSEN if full else min(2 * self._chosen[shard], NAMED)
         self._known[shard].difference_update(named)
         self._known[shard].update(rest)
 

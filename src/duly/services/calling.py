@@ -11,9 +11,10 @@ import math
 import time
 from contextlib import suppress
 from functools import partial
+from inspect import isawaitable
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
-from duly.codec import encode
 from duly.context import CURRENT, CurrentJob
 from duly.errors import DulyError
 from duly.logs import about
@@ -23,9 +24,10 @@ from duly.services.stragglers import Stragglers, time_over
 from duly.services.threads import Threads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from duly.codec import Envelope
+    from duly.handlers import Handler
     from duly.hooks import Hooks
     from duly.job import Lease
     from duly.middleware import Middleware
@@ -67,7 +69,7 @@ class Caller:
         self._threads = Threads()
         self._children = Children()
 
-    async def call(self, run: Run, envelope: Envelope) -> object:
+    def call(self, run: Run, envelope: Envelope) -> Coroutine[Any, Any, object]:
         """
         Call the handler; the answer is what it returned, or `Raised`.
 
@@ -75,24 +77,44 @@ class Caller:
             Unreadable: Its payload is not what the handler takes.
             BaseException: What an async handler or middleware raised.
         """
-        lease, handler = run.lease, run.handler
+        # Two methods: what inner functions of the second share would slow the first down.
+        return (
+            self._call_here(run, envelope) if run.handler.run_in == "loop" else self._hand_on(run, envelope)
+        )
+
+    def _begin(self, run: Run, envelope: Envelope) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """
+        The arguments of a run whose time begins.
+        """
         run.started_s = time.monotonic()
-        context = envelope.context or {}
-        args, kwargs = handler.bind(lease.payload)
-        run.deadline_s = run.started_s + lease.ttr_ms / 1000
-        run.interrupt = interrupt = partial(self._cancel, run, envelope)
-        if handler.run_in == "loop":
-            run.job = job = CurrentJob(
-                lease, context, run.deadline_s, lambda value: self._progress(lease, value)
-            )
-            CURRENT.set(job)
-            if self._hooks.start:
-                await self._hooks.tell("start", job)
-            if self._middleware.around_handler():
-                return await self._middleware.call(job, lambda: handler.fn(*args, **kwargs))
-            return await handler.fn(*args, **kwargs)
-        report = self._report_from_thread(lease)
-        run.job = job = CurrentJob(lease, context, run.deadline_s, report)
+        bound = run.handler.bind(run.lease.payload)
+        run.deadline_s = run.started_s + run.lease.ttr_ms / 1000
+        run.interrupt = partial(self._cancel, run, envelope)
+        return bound
+
+    async def _call_here(self, run: Run, envelope: Envelope) -> object:
+        lease, handler = run.lease, run.handler
+        args, kwargs = self._begin(run, envelope)
+        # Nothing that its context holds leads back to the run: that would leave it to the collector.
+        report = partial(self._progress, lease, handler)
+        run.job = job = CurrentJob(lease, envelope.context or {}, run.deadline_s, report)
+        CURRENT.set(job)
+        if self._hooks.start:
+            await self._hooks.tell("start", job)
+        if self._middleware.around_handler():
+            return await self._middleware.call(job, partial(_called, handler.entry, args, kwargs))
+        answer = handler.entry(*args, **kwargs)
+        return await answer if type(answer) is CoroutineType or isawaitable(answer) else answer
+
+    async def _hand_on(self, run: Run, envelope: Envelope) -> object:
+        """
+        Call it in a thread or in a process.
+        """
+        lease, handler = run.lease, run.handler
+        args, kwargs = self._begin(run, envelope)
+        interrupt = run.interrupt
+        report = self._report_from_thread(lease, handler)
+        run.job = job = CurrentJob(lease, envelope.context or {}, run.deadline_s, report)
         if self._hooks.start:
             await self._hooks.tell("start", job)
             if run.stopped:
@@ -103,7 +125,14 @@ class Caller:
                 return await self._call_in_child(run, envelope, report)
             copy = contextvars.copy_context()
             copy.run(CURRENT.set, job)
-            return await self._call_in_thread(run, envelope, partial(copy.run, handler.fn, *args, **kwargs))
+            answer = await self._call_in_thread(
+                run, envelope, partial(copy.run, handler.entry, *args, **kwargs)
+            )
+            if isawaitable(answer):
+                # A plain function around an async one: what it has set in its context holds within, too.
+                run.interrupt = interrupt
+                return await asyncio.create_task(_awaited(answer), context=copy)
+            return answer
 
         if not self._middleware.around_handler():
             return await call()
@@ -133,7 +162,10 @@ class Caller:
             child = await self._start_child(run)
         if isinstance(child, Raised):
             return child
-        call = call_of(run.lease, envelope.context or {})
+        context = envelope.context or {}
+        if self._middleware.telemetry is not None:
+            context = self._middleware.telemetry.carried(context)
+        call = call_of(run.lease, context)
         run.allow_start(0)
         run.deadline_s = time.monotonic() + run.lease.ttr_ms / 1000
         return await self._call_in_thread(
@@ -232,10 +264,13 @@ class Caller:
         self._threads.submit(lambda: self._children.start(handler), done)
         return await future
 
-    async def _progress(self, lease: Lease, value: object) -> None:
-        await self._store.progress(lease, encode(value, what="progress", limit=self._limits.context))
+    async def _progress(self, lease: Lease, handler: Handler[..., Any], value: object) -> None:
+        await self._store.progress(lease, self._written_progress(handler, value))
 
-    def _report_from_thread(self, lease: Lease) -> Callable[[object], None]:
+    def _written_progress(self, handler: Handler[..., Any], value: object) -> bytes:
+        return handler.binding.codec.encode(value, what="progress", limit=self._limits.context)
+
+    def _report_from_thread(self, lease: Lease, handler: Handler[..., Any]) -> Callable[[object], None]:
         loop = asyncio.get_running_loop()
 
         async def note(data: bytes) -> None:
@@ -250,7 +285,7 @@ class Caller:
                 )
 
         def report(value: object) -> None:
-            data = encode(value, what="progress", limit=self._limits.context)
+            data = self._written_progress(handler, value)
             loop.call_soon_threadsafe(lambda: self._spawn(note(data)))
 
         return report
@@ -261,3 +296,13 @@ class Caller:
         """
         self._children.close()
         self.stragglers.close()
+
+
+async def _awaited(answer: Awaitable[object]) -> object:
+    return await answer
+
+
+async def _called(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    answer = fn(*args, **kwargs)
+    # A wrapper that is a plain function may have dealt with the awaitable itself.
+    return await answer if isawaitable(answer) else answer

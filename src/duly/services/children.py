@@ -6,11 +6,14 @@ What crosses the pipe is JSON, as everywhere.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import importlib
+import inspect
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from multiprocessing.connection import wait
@@ -18,13 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from duly.codec import decode, encode, error_document, signature
+from duly.codec import Unreadable, decode
 from duly.context import CURRENT, CurrentJob
+from duly.failure import error_document, signature, traceback_of
 from duly.job import JobKey, Lane, Lease
-from duly.outcome import Bury, Retry, Snooze
+from duly.outcome import Bury, Retry, Snooze, Unstorable
+from duly.sentry import run_context
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from multiprocessing.connection import Connection
 
     from duly.handlers import Handler
@@ -52,10 +57,19 @@ class ChildError(Exception):
     What a handler raised in a child process, as far as JSON carries it.
     """
 
-    def __init__(self, document: bytes, signature: str) -> None:
+    def __init__(self, document: bytes, signature: str, traceback: str, *, is_final: bool) -> None:
         super().__init__(signature)
+        self.is_final = is_final  #: its result cannot be stored, and another run would return the same
         self.document = document
         self.signature = signature
+        self.traceback = traceback
+        self.__cause__ = ChildTraceback(traceback)
+
+
+class ChildTraceback(Exception):
+    """
+    The traceback of what was raised in a child process, as text: frames do not leave their process.
+    """
 
 
 class Call(msgspec.Struct):
@@ -79,13 +93,15 @@ class Call(msgspec.Struct):
 
 class Answer(msgspec.Struct, omit_defaults=True):
     """
-    What the child has to say: progress, a result, a planned ending, or an error.
+    What the child has to say: progress, a result, one that cannot be stored, a planned ending, or an error.
     """
 
     kind: str
     value: Any = None
+    result: msgspec.Raw = msgspec.Raw(b"")
     error: bytes = b""
     signature: str = ""
+    traceback: str = ""
 
 
 _calls = msgspec.json.Decoder(Call)
@@ -99,6 +115,7 @@ class Child:
 
     def __init__(self, handler: Handler[..., Any]) -> None:
         self.topic = handler.topic
+        self._binding = handler.binding
         self._pipe, theirs = _spawn.Pipe()
         fn = handler.fn
         self._process = _spawn.Process(
@@ -142,7 +159,7 @@ class Child:
                     case "progress":
                         report(answer.value)
                     case "result":
-                        return answer.value
+                        return self._result(bytes(answer.result))
                     case "snooze":
                         return Snooze(answer.value / 1000)
                     case "retry":
@@ -159,7 +176,15 @@ class Child:
             # It still runs, and what it says next would be taken for the answer to another call.
             self.kill()
             raise
-        raise ChildError(answer.error, answer.signature)
+        is_final = answer.kind == "unstorable"
+        raise ChildError(answer.error, answer.signature, answer.traceback, is_final=is_final)
+
+    def _result(self, data: bytes) -> Any:
+        try:
+            return self._binding.decode_result(data)
+        except Unreadable:
+            # JSON already, and not what the handler says it returns: as it came from the function.
+            return decode(data)
 
     @property
     def alive(self) -> bool:
@@ -206,7 +231,9 @@ class Children:
 
         Raises:
             ChildNotStarted: It did not start.
+            UsageError: It could not find the handler.
         """
+        handler.check_found()
         with self._starting:
             if self._closed:
                 msg = f"the child process of {handler.topic} was not started: the worker ends"
@@ -292,8 +319,8 @@ def _serve(module: str, qualname: str, pipe: Connection, limits: Limits) -> None
             return
 
         def report(value: object) -> None:
-            written = decode(encode(value, what="progress", limit=limits.context))
-            pipe.send_bytes(msgspec.json.encode(Answer("progress", written)))
+            data = handler.binding.codec.encode(value, what="progress", limit=limits.context)
+            pipe.send_bytes(msgspec.json.encode(Answer("progress", msgspec.Raw(data))))
 
         lease = Lease(
             JobKey(call.topic, call.id),
@@ -311,8 +338,9 @@ def _serve(module: str, qualname: str, pipe: Connection, limits: Limits) -> None
             call.due_ms,
             call.payload,
         )
-        CURRENT.set(CurrentJob(lease, call.context, time.monotonic() + call.remaining_s, report))
-        answer = msgspec.json.encode(_answer(handler, call.payload, limits.result))
+        job = CurrentJob(lease, call.context, time.monotonic() + call.remaining_s, report)
+        # Nothing that one run has set is there in the next.
+        answer = msgspec.json.encode(run_context(lease).run(_run, handler, lease.payload, job))
         try:
             pipe.send_bytes(answer)
         except OSError:
@@ -328,14 +356,27 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _answer(handler: Handler[..., Any], payload: bytes, limit: int) -> Answer:
+def _run(handler: Handler[..., Any], payload: bytes, job: CurrentJob) -> Answer:
+    CURRENT.set(job)
+    if "opentelemetry.trace" in sys.modules:
+        from duly.telemetry import continue_trace  # noqa: PLC0415  # a package that need not be there
+
+        continue_trace(job.context, handler.registry.propagator if handler.registry else None)
+    return _answer(handler, payload)
+
+
+def _answer(handler: Handler[..., Any], payload: bytes) -> Answer:
     try:
         args, kwargs = handler.bind(payload)
-        result = handler.fn(*args, **kwargs)
+        result = handler.entry(*args, **kwargs)
+        if inspect.isawaitable(result):
+            result = asyncio.run(_awaited(result))
     except (Snooze, Retry, Bury) as planned:
         result = planned
+    except Unstorable as error:
+        return _failure(error.why, "unstorable")
     except BaseException as error:  # noqa: BLE001  # the parent decides what becomes of it
-        return Answer("error", error=error_document(error), signature=signature(error))
+        return _failure(error)
     match result:
         case Snooze():
             return Answer("snooze", result.delay_ms)
@@ -344,6 +385,15 @@ def _answer(handler: Handler[..., Any], payload: bytes, limit: int) -> Answer:
         case Bury():
             return Answer("bury", result.reason)
     try:
-        return Answer("result", decode(encode(result, what="result", limit=limit)))
-    except BaseException as error:  # noqa: BLE001  # a result that cannot be stored is a failed attempt
-        return Answer("error", error=error_document(error), signature=signature(error))
+        return Answer("result", result=msgspec.Raw(handler.encode_result(result) or b"null"))
+    except Exception as error:  # noqa: BLE001  # encoders are users' code, too
+        return _failure(error, "unstorable")
+
+
+async def _awaited(answer: Awaitable[object]) -> object:
+    return await answer
+
+
+def _failure(error: BaseException, kind: str = "error") -> Answer:
+    text = traceback_of(error).encode(errors="replace").decode()
+    return Answer(kind, error=error_document(error), signature=signature(error), traceback=text)

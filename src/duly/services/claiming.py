@@ -78,6 +78,9 @@ class Claims:
         Claim what there is for free slots and start it; wait a little if there is nothing.
         """
         running, waiting = self._running, self._waiting
+        if self.unanswered:
+            await self._store.give_back_unanswered(running.worker)
+            running.tell()
         self._passed_by = False
         self._open_s = None
         self._making_room = self._making_room and bool(running.runs)
@@ -132,8 +135,8 @@ class Claims:
         """
         Claim, and start what came; how many.
 
-        Where a full batch came, the next is asked for before this one starts:
-        the server works on it while this process runs handlers.
+        Where there is more, the next batch is asked for before this one starts: the server works on it while
+        this process runs handlers.
         """
         loop = asyncio.get_running_loop()
         running = self._running
@@ -143,17 +146,19 @@ class Claims:
             asked, sent_s = self._ask(shard, wants, limit, broad=broad)
             for more in range(CLAIMS_AHEAD, -1, -1):
                 claimed = await asked
-                self._note(shard, wants, claimed, sent_s)
+                self._note(shard, wants, limit, claimed, sent_s)
                 runs = [self._begin(lease, sent_s) for lease in claimed.leases]
                 started += len(runs)
-                wants = self._wants(shard, broad=broad) if len(runs) >= PER_CALL and more else []
+                goes_on = len(runs) >= PER_CALL or (broad and runs and self._backlog.known(shard))
+                wants = self._wants(shard, broad=broad) if goes_on and more else []
                 again = bool(wants) and not self.stopping and not self._clogged()
                 if again:
-                    asked, sent_s = self._ask(shard, wants, running.free, broad=broad)
+                    limit = running.free
+                    asked, sent_s = self._ask(shard, wants, limit, broad=broad)
                 for run in runs:
                     if run is not None:
                         # Kept from being collected by the table of runs, which it leaves only at its end.
-                        run.task = loop.create_task(self._carry_out(run))
+                        run.task = loop.create_task(self._carry_out(run), context=run.context)
                 if not again:
                     break
         finally:
@@ -161,9 +166,10 @@ class Claims:
             running.tell()
         return started
 
-    def _note(self, shard: int, wants: list[Want], claimed: Claimed, sent_s: float) -> None:
+    def _note(self, shard: int, wants: list[Want], limit: int, claimed: Claimed, sent_s: float) -> None:
         self._outlooks[shard].note(claimed.look, sent_s)
-        self._backlog.note(shard, (want.topic for want in wants), claimed.rest)
+        full = len(claimed.leases) >= min(limit, PER_CALL)
+        self._backlog.note(shard, (want.topic for want in wants), claimed.rest, full=full)
         self._making_room = self._making_room or claimed.room
         if claimed.open_s is not None:
             open_s = time.monotonic() + claimed.open_s
@@ -195,6 +201,13 @@ class Claims:
         """
         return self._asking is not None
 
+    @property
+    def unanswered(self) -> bool:
+        """
+        Whether a claim may hold jobs that nobody knows of: the next `run_once` gives them back.
+        """
+        return self._store.has_unanswered(self._running.worker)
+
     def now(self, shard: int) -> bool:
         """
         Claim from *shard* without waiting to be woken, where there is room as soon as there is some; False if
@@ -208,6 +221,16 @@ class Claims:
             self._passed_by = self._passed_by or self._asking != shard
             self._running.tell_all()
         return True
+
+    def topics_with_room(self) -> list[str] | None:
+        """
+        The topics of which a job could start now, None for more than one call may name.
+        """
+        if self.stopping or not self._running.free or self._making_room or self._clogged():
+            return []
+        if self._backlog.is_broad:
+            return None
+        return [want.topic for want in self._wants(0, broad=False)]
 
     def stop(self) -> None:
         """

@@ -13,7 +13,7 @@ from duly.services.contact import Contact
 from duly.services.duties import Duties
 from duly.services.heart import Heart
 from duly.services.outlook import Outlook
-from duly.services.service import Pulse, end_all, run_forever
+from duly.services.service import Pulse, Watch, end_all, run_forever
 from duly.services.worker import Worker
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from duly.middleware import Middleware
     from duly.record.outcomes import Outcomes
     from duly.record.upkeep import Upkeep
+    from duly.services.protocols import CrewWorker, NewWorker
     from duly.services.service import Service
     from duly.settings import Settings
     from duly.store import Store
@@ -51,7 +52,7 @@ class Crew:
         stalled: Callable[[list[str]], None] | None = None,
         tracebacks: bool = False,
         middleware: Middleware | None = None,
-        worker: type[Worker] = Worker,
+        worker: NewWorker = Worker,
         outcomes: Outcomes | None = None,
         upkeep: Upkeep | None = None,
     ) -> None:
@@ -62,7 +63,7 @@ class Crew:
         self.pulse = Pulse()
         self._stalled = stalled
         self._outlooks = [Outlook() for _ in range(store.shards)]
-        self.worker = worker(
+        self.worker: CrewWorker = worker(
             store,
             handlers,
             self._outlooks,
@@ -75,10 +76,8 @@ class Crew:
             tracebacks=tracebacks,
             middleware=middleware,
         )
-        self.worker.running.meter = hooks.meter
-        self._outcomes = self.worker.running.outcomes = outcomes
-        if outcomes is not None:
-            outcomes.room = self.worker.running.tell_all
+        self.worker.running.report_to(hooks.meter, outcomes)
+        self._outcomes = outcomes
         self._upkeep = upkeep
         # It beats each third of a lease.  Leases that others extend as often do not run out in half of one.
         self._contact = Contact(settings.lease_ms / 2000)
@@ -88,6 +87,7 @@ class Crew:
             settings,
             name=self.worker.name,
             claim=self.worker.claim_now,
+            topics=self.worker.topics_with_room,
             contact=self._contact,
         )
         self.recoverers, self.timers = self._duties.recoverers, self._duties.timers
@@ -127,6 +127,10 @@ class Crew:
                 failed.result()
                 raise RuntimeError("a loop of the worker ended by itself")
         finally:
+            if self._stalled is not None and any(task.cancelling() for task in tasks):
+                # By a handler, as with `all_tasks()`: what is left of this worker serves nobody.
+                log.critical("a handler cancelled tasks of its worker: this process does not work any more")
+                self._stalled([])
             stopped.cancel()
             heart_died.cancel()
             try:
@@ -155,9 +159,11 @@ class Crew:
         """
         Watch the heart, as it watches the others.
         """
+        every_s = self._stall_s / 4
+        watch = Watch(self.pulse, self._stall_s, every_s)
         while True:
-            await asyncio.sleep(self._stall_s / 4)
-            if names := self.pulse.stalled(self._stall_s):
+            await asyncio.sleep(every_s)
+            if names := watch.stalled():
                 self._on_stall(names)
 
     def _lost(self, leases: list[Lease]) -> None:

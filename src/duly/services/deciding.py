@@ -8,15 +8,14 @@ import logging
 from typing import TYPE_CHECKING
 
 from duly.backoff import from_wire
-from duly.codec import Unreadable, reason_document, signature_of
+from duly.codec import Unreadable
 from duly.errors import UsageError
+from duly.failure import reason_document, signature_of, with_traceback
 from duly.logs import about
 from duly.outcome import Buried, Raised, RetryLater, outcome_of
 from duly.services.children import ChildCrashed, ChildError, ChildNotStarted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from duly.backoff import Backoff
     from duly.codec import Envelope
     from duly.job import Lease
@@ -40,7 +39,6 @@ def decide(
     envelope: Envelope,
     answer: object,
     *,
-    encode_result: Callable[[object], bytes],
     tracebacks: bool,
 ) -> Outcome:
     """
@@ -65,17 +63,20 @@ def decide(
         if isinstance(answer.exc, ChildError):
             # What it raised has stayed in its process; what that said of it is kept.
             error = answer.exc
+            document = with_traceback(error.document, error.traceback) if tracebacks else error.document
+            if error.is_final:
+                return Buried(document, error.signature)
             stand_in = Raised(Exception(error.signature))
-            outcome = decide(run, envelope, stand_in, encode_result=encode_result, tracebacks=tracebacks)
+            outcome = decide(run, envelope, stand_in, tracebacks=tracebacks)
             if isinstance(outcome, RetryLater):
-                return RetryLater(outcome.delay_ms, error.document, error.signature, counted=True)
-            return Buried(error.document, error.signature)
+                return RetryLater(outcome.delay_ms, document, error.signature, counted=True)
+            return Buried(document, error.signature)
     return outcome_of(
         answer,
         attempt=run.lease.attempt,
         max_attempts=envelope.max_attempts or handler.max_attempts,
         backoff=_backoff_of(envelope, run.lease) or handler.backoff,
-        encode_result=encode_result,
+        encode_result=handler.encode_result,
         traceback=tracebacks,
     )
 

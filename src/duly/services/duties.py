@@ -7,6 +7,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from duly.services.agreement import Agreement
 from duly.services.auditor import Auditor
 from duly.services.libraries import Libraries
 from duly.services.pruner import Pruner
@@ -14,7 +15,7 @@ from duly.services.recoverer import Recoverer
 from duly.services.timer import Timer, TimerBell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from duly.services.contact import Contact
     from duly.services.outlook import Outlook
@@ -27,7 +28,7 @@ SELDOM_S = 15.0  #: duties that nobody waits for
 
 class Duties:
     """
-    Timers, recoverers, pruner, auditor and care for libraries of one process.
+    Timers, recoverers, pruner, auditor, agreement and care for libraries of one process.
     """
 
     def __init__(
@@ -38,10 +39,12 @@ class Duties:
         *,
         name: str,
         claim: Callable[[int], bool] = lambda _: False,
+        topics: Callable[[], Sequence[str] | None] = lambda: None,
         contact: Contact | None = None,
     ) -> None:
         """
-        Prepare: *claim* makes the worker of this process claim from a shard, if it has one.
+        Prepare: *claim* makes the worker of this process claim from a shard, if it has one, and *topics*
+        are those of which that worker could start a job now, None where nobody can tell.
 
         *contact* is what the heart of this process notes, if it has one.
         """
@@ -66,6 +69,7 @@ class Duties:
                 role=settings.role,
                 scan_s=scan_s,
                 claim=partial(claim, shard),
+                topics=topics,
             )
             for shard, outlook in enumerate(outlooks)
         ]
@@ -74,10 +78,14 @@ class Duties:
         self._bell = TimerBell(store, outlooks, listen_s=often_s)
         seldom_s = min(SELDOM_S, settings.stall_ms / 3000)
         self._libraries = Libraries(store, every_s=seldom_s)
-        self._pruner, self._auditor = (
-            Pruner(store, every_s=seldom_s),
-            Auditor(store, every_s=seldom_s, leads=lambda: outlooks[0].rank == 0),
-        )
+        self._pruner = Pruner(store, every_s=seldom_s)
+
+        def leads() -> bool:
+            return outlooks[0].rank == 0
+
+        self._auditor = Auditor(store, every_s=seldom_s, leads=leads)
+        # A single shard agrees with itself.
+        self._agreement = Agreement(store, every_s=seldom_s, leads=leads) if store.shards > 1 else None
 
     def services(self) -> list[tuple[str, Service]]:
         """
@@ -89,6 +97,8 @@ class Duties:
             ("libraries", self._libraries),
             ("timer bell", self._bell),
         ]
+        if self._agreement is not None:
+            services.append(("agreement", self._agreement))
         for shard, timer in enumerate(self.timers):
             services += (
                 (f"timer {shard}", timer),

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from duly.errors import DulyError
+from duly.services.service import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,6 +92,7 @@ class Heart:
         self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
         store = self._make_store()
         every_s = store.lease_ms / 3000
+        watch = Watch(self._pulse, self._stall_s, every_s)
         try:
             while not self._stop.is_set():
                 self._pulse.beat("heart")
@@ -100,7 +102,7 @@ class Heart:
                 except DulyError as error:
                     log.warning("cannot extend leases: %s", error)
                     pause_s = min(every_s, 0.2)
-                if names := self._pulse.stalled(self._stall_s):
+                if names := watch.stalled():
                     self._stalled(names)
                 try:
                     async with asyncio.timeout(pause_s):

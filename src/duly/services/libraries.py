@@ -8,7 +8,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from duly.errors import StoreUnavailable
+from duly.errors import ServerUnsuitable, StoreUnavailable
 from duly.scripts import LIBRARY_PREFIX, library
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Libraries:
         self._looked_s = time.monotonic()
         try:
             return await self.look()
-        except StoreUnavailable as error:
+        except (StoreUnavailable, ServerUnsuitable) as error:
             # A user who may not manage functions works all the same.
             log.info("cannot look after the function libraries: %s", error)
             return 0

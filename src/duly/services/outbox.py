@@ -5,6 +5,7 @@ Successes on their way to the store: they leave together, and no task waits for 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from duly.group import LATE_S
 from duly.outcome import Ack
 from duly.pauses import Pauses
 from duly.services.saving import save
+from duly.services.telling import tell_successes
 from duly.store import PER_CALL, Finish
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ class Outbox:
         store: Store,
         *,
         worker: str,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        spawn: Callable[[Coroutine[Any, Any, None], contextvars.Context | None], object],
         settled: Callable[[Run, bytes], None],
     ) -> None:
         """
@@ -45,6 +47,7 @@ class Outbox:
         self._store = store
         self._worker = worker
         self._spawn = spawn
+        self._context = contextvars.copy_context()  #: that of no run: what is sent together is of many
         self._settled = settled
         self._waiting: list[list[tuple[Run, Finish]]] = [[] for _ in range(store.shards)]
         self._calls = 0  #: so far, which numbers them
@@ -66,7 +69,7 @@ class Outbox:
     def _start(self, shard: int) -> None:
         self._calls += 1
         self._sending[shard] = self._calls
-        self._spawn(self._send_all(shard, self._calls))
+        self._spawn(self._send_all(shard, self._calls), self._context.copy())
 
     def _set_alarm(self) -> None:
         late_s = LATE_S * 2 ** len(self._late)
@@ -114,14 +117,16 @@ class Outbox:
             for (run, finish), word in zip(batch, words, strict=True):
                 if isinstance(word, DulyError):
                     # Those behind it do not wait until it is stored or given up.
-                    self._spawn(self._send_alone(run, finish))
+                    self._spawn(self._send_alone(run, finish), run.context)
                 else:
                     self._settled(run, word)
+            tell_successes((run for run, _ in batch), self._worker)
             return
 
     async def _send_alone(self, run: Run, finish: Finish) -> None:
         stored = await save(self._store, run, Ack(*finish.own), self._worker)
         self._settled(run, b"ok" if stored else b"lost")
+        tell_successes([run], self._worker)
 
     def _next_batch(self, shard: int) -> list[tuple[Run, Finish]]:
         waiting = self._waiting[shard]

@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 
 STAND_BY_S = 0.02  #: how much later each stand-by looks
-STANDS_BY = 2  #: the last of those that look at a due time at all
+STANDS_BY = 2  #: the last rank of the timers that look for all topics
+CHECK_STEP_S = 0.01  #: how much later each rank sees whether anybody came for what was made ready
+CHECK_S = 0.05  #: after the wake-up, as the scripts tell it
+LAST_LOOK_S = 0.06  #: after a due time, processes without a rank look: those with one may be dead
+LAST_CHECK_S = 0.03  #: after the time of a check, likewise
 
 
 class Outlook:
@@ -38,7 +42,7 @@ class Outlook:
             None  #: when to look by itself for what falls due of this process's topics
         )
         self._places: dict[str, int] = {}  #: of this process among those that look, by topic
-        self._check_s: float | None = None  #: when to see whether anybody came for what was made ready
+        self._checks: list[float] = []  #: when to see whether anybody came for what was made ready
         self._changed: asyncio.Future[bool] | None = None
 
     def note(self, look: Look, sent_s: float) -> None:
@@ -70,36 +74,73 @@ class Outlook:
         """
         place = self._places.get(topic)
         if place is not None and place <= STANDS_BY:
-            mine_s = self.seen_s + (due_ms - self.server_ms) / 1000 + STAND_BY_S * place
+            mine_s = self._local_s(due_ms) + STAND_BY_S * place
             if self._mine_s is None or mine_s < self._mine_s:
                 self._mine_s = mine_s
                 self._tell()
         self._told_s = time.monotonic()
         # Before the first look the server's clock is not known: the next one will tell.
-        due_s = self.seen_s + (due_ms - self.server_ms) / 1000 if self.seen_s else self._told_s
+        due_s = self._local_s(due_ms) if self.seen_s else self._told_s
         if self._is_earlier(due_s):
             self._due_s = due_s
             self._tell()
+
+    def last_look_in_s(self) -> float | None:
+        """
+        Seconds until a process without a rank looks for what nobody came for, None if it knows of nothing.
+
+        A look of its own since then has seen all that.
+        """
+        looks_s = [check_s + LAST_CHECK_S for check_s in self._checks[:1]]
+        if self._due_s is not None:
+            looks_s.append(max(self._due_s, self.sent_s) + LAST_LOOK_S)
+        return min(looks_s) - time.monotonic() if looks_s else None
+
+    def looked_since_check(self) -> bool:
+        """
+        Whether the last look was asked for after the last time of a check that is over.
+        """
+        now_s = time.monotonic()
+        return not any(self.sent_s < check_s <= now_s for check_s in self._checks)
+
+    def is_overdue(self) -> bool:
+        """
+        Whether a job has been due for longer than those with a rank take to come for it.
+        """
+        due_in_s = self.due_in_s()
+        return due_in_s is not None and due_in_s <= -LAST_LOOK_S
+
+    def note_own_due(self, due_ms: int | None, sent_s: float) -> None:
+        """
+        Take over when the next job of this process's own topics falls due, as it was read at *sent_s*.
+        """
+        due_s = None if due_ms is None else self._local_s(due_ms)
+        if sent_s >= self._told_s or self._is_earlier(due_s):
+            self._due_s = due_s
 
     def note_check(self, check_ms: int) -> None:
         """
         Take over when to see whether anybody came for what was made ready, by the server's clock.
         """
-        if self.seen_s and check_ms > self.server_ms:
-            self._check_s = self.seen_s + (check_ms - self.server_ms) / 1000
+        if self.seen_s:
+            # Told late, it is time; and it is never told of sooner than that, whatever became of the clock.
+            self._checks.append(min(self._local_s(check_ms), time.monotonic() + CHECK_S))
             self._tell()
 
     def check_in_s(self) -> float | None:
         """
-        Seconds until that time, None if there is none.
+        Seconds until the first such time, None if there is none.
         """
-        return None if self._check_s is None else self._check_s - time.monotonic()
+        return self._checks[0] - time.monotonic() if self._checks else None
 
     def checked(self) -> None:
         """
-        Forget that time.
+        Forget the times that are over.
+
+        Those to come stay: what was made ready shortly before them told of no time of its own.
         """
-        self._check_s = None
+        now_s = time.monotonic()
+        self._checks = [check_s for check_s in self._checks if check_s > now_s]
 
     def look_now(self) -> None:
         """
@@ -151,6 +192,18 @@ class Outlook:
             alarm.cancel()
             self._changed = None
         return bool(future.result())
+
+    def server_now_ms(self) -> int:
+        """
+        The server's time as far as the last look tells, 0 before the first one.
+        """
+        return self.server_ms + round(self.age_s() * 1000) if self.seen_s else 0
+
+    def _local_s(self, server_ms: int) -> float:
+        """
+        A time of the server on this process's clock; not early, because the answer took its time.
+        """
+        return self.seen_s + (server_ms - self.server_ms) / 1000
 
     def _is_earlier(self, due_s: float | None) -> bool:
         return self._due_s is None or (due_s is not None and due_s < self._due_s)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("duly.pruner")
 
+TRIM_FROM = 0.1  #: how full the event stream is before what consumers have read goes: others come back to it
 WARN_FROM = 0.5  #: how full the event stream may be before its consumers are urged
 
 
@@ -35,8 +36,9 @@ class Pruner:
         for shard in range(self._store.shards):
             gone, _ = await self._store.prune(shard)
             pruned += gone
-            await self._feed.trim(shard)
             fill = await self._feed.fill(shard)
+            if fill >= TRIM_FROM and await self._feed.trim(shard):
+                fill = await self._feed.fill(shard)
             if fill >= WARN_FROM and await self._feed.consumers(shard):
                 log.warning(
                     "shard %d: the event stream is %.0f %% full and a registered consumer is behind; "

@@ -5,6 +5,7 @@ The recoverer: takes back jobs whose lease ran out without an answer.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -60,17 +61,27 @@ class Recoverer:
         self._doubt_s = 0.0  #: since when
         self._unanswered = False  #: a call of ours was, since the server was heard last
         self._run_id: bytes | None = None  #: of the server as it was when asked last
+        self._asked_s = 0.0  #: when that was
+        self._loading_s = -math.inf  #: when it was last seen to load its data
 
-    def hold(self, why: str, *, level: int = logging.WARNING, anew: bool = False) -> None:
+    def hold(
+        self, why: str, *, level: int = logging.WARNING, anew: bool = False, since_s: float | None = None
+    ) -> None:
         """
         Recover nothing for one lease, and count no crash in what has run out by then.
 
-        A doubt that is renewed meanwhile prolongs that up to a bound, unless it begins *anew*.
+        The lease counts from *since_s*, or from now; one that is over already holds nothing back.  A doubt
+        that is renewed meanwhile prolongs that up to a bound, unless it begins *anew*.
         """
         now_s = time.monotonic()
+        if since_s is None:
+            since_s = now_s
+        elif since_s + self._lease_s <= now_s:
+            return
         if anew or not self._doubt:
-            self._doubt, self._doubt_s = True, now_s
-        self._hold_until_s = min(now_s + self._lease_s, self._doubt_s + LONGEST_HOLD * self._lease_s)
+            self._doubt, self._doubt_s = True, since_s
+        until_s = min(since_s + self._lease_s, self._doubt_s + LONGEST_HOLD * self._lease_s)
+        self._hold_until_s = max(self._hold_until_s, until_s)
         log.log(
             level,
             "shard %d: %s; holding back recovery for %.1f s",
@@ -89,10 +100,12 @@ class Recoverer:
         if not outlook.lease_over() and outlook.age_s() < self._silence_s and not self._doubt:
             return 0
         try:
-            await self._watch_server()
+            loaded = await self._watch_server()
         except DulyError:
             self._unanswered = True
             raise
+        if not loaded:
+            return 0
         # The first to hear of the server again may be us.
         self._watch_silence(time.monotonic())
         if time.monotonic() < self._hold_until_s:
@@ -112,19 +125,36 @@ class Recoverer:
             )
         return done.recovered + done.buried
 
-    async def _watch_server(self) -> None:
+    async def _watch_server(self) -> bool:
         """
         Hold back after a restart: while the server was away nobody could extend a lease.
+
+        Workers have one lease from when it was there again, however late we ask.
+
+        Returns:
+            Whether the server has its data.
         """
-        info = await self._store.link.call("INFO", "server")
+        info = await self._store.link.call("INFO", "server", "persistence")
         told = dict(line.split(b":", 1) for line in info.splitlines() if b":" in line)
+        now_s = time.monotonic()
+        if told.get(b"loading") == b"1":
+            # It tells of itself, and nobody can extend a lease yet.
+            self._loading_s = now_s
+            return False
         run_id, uptime_s = told.get(b"run_id", b""), int(told.get(b"uptime_in_seconds", b"0"))
         known, self._run_id = self._run_id, run_id
-        # Whole seconds: what says 2 may be nearly 3.
-        if known is None and uptime_s <= self._lease_s + 1:
-            self.hold("the server has just started", level=logging.INFO)
-        elif known is not None and known != run_id:
-            self.hold("the server was restarted", anew=True)
+        asked_s, self._asked_s = self._asked_s, now_s
+        # Whole seconds: what says 2 may be nearly 3, so this is when it began at the latest.
+        began_s = now_s - uptime_s
+        there_s = max(began_s, self._loading_s)
+        if known is None:
+            self.hold("the server has just started", level=logging.INFO, since_s=there_s)
+        elif known != run_id and began_s >= asked_s - 1:
+            self.hold("the server was restarted", anew=True, since_s=there_s)
+        elif known != run_id:
+            # It ran beside the one before; when it took over is not known.
+            self.hold("another server took over", anew=True)
+        return True
 
     def _watch_clock(self, sent_s: float, seen_s: float, server_ms: int) -> None:
         """

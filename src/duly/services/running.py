@@ -5,6 +5,7 @@ The jobs that a worker is running: slots, time limits, and who must stop.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,6 +14,7 @@ import msgspec
 from duly.job import JobState, Lane
 from duly.outcome import Ack, Buried, RetryLater
 from duly.record.runs import EndedRun
+from duly.sentry import run_context
 from duly.store import Want
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ class Run:
 
     __slots__ = (
         "apart",
+        "context",
         "deadline_s",
         "freed_s",
         "handler",
@@ -67,12 +70,13 @@ class Run:
         self.start_ms = 0  #: how long after its claim the time to run counts, if that is not at once
         self.deadline_s = float("inf")
         self.job: CurrentJob | None = None
-        self.freed_s = 0.0  #: when it gave its slot back, if somebody measures
+        self.freed_s = 0.0  #: when it gave its slot back
         self.outcome: Outcome | None = None  #: what was decided; None gives it back
         self.verb = ""  #: what was stored of it: acked, retried, buried, released; or fenced
         self.stopped: Why = ""
         self.slot_held = True
         self.task: asyncio.Task[None]  # set as soon as it is to begin
+        self.context = run_context(lease)  #: in which it runs, and in which others log about it
         self.interrupt: Callable[[], Any] | None = None  #: stops the handler, as far as that is possible
 
     def stop(self, why: Why) -> None:
@@ -136,6 +140,17 @@ class Running:
         self._told: list[asyncio.Future[None]] = []  #: who waits for any change
         self._room: asyncio.Future[None] | None = None
         self._room_from = 0  #: so many free slots are room, too
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def report_to(self, meter: Metrics | None, outcomes: Outcomes | None) -> None:
+        """
+        Have runs counted by *meter* and their outcomes told to the record, where there are such.
+        """
+        self.meter, self.outcomes = meter, outcomes
+        if outcomes is not None:
+            outcomes.room = self.tell_all
 
     def wants(self, handlers: Iterable[Handler[..., Any]]) -> list[Want]:
         """
@@ -203,8 +218,7 @@ class Running:
             return
         run.slot_held = False
         lease = run.lease
-        if self.meter is not None:
-            run.freed_s = time.monotonic()
+        run.freed_s = time.monotonic()
         self.free += 1
         self._of_topic[lease.key.topic] -= 1
         if lease.crashes:
@@ -257,8 +271,8 @@ class Running:
             lease.crashes,
             self.worker,
             lease.claimed_ms,
-            # By the server's clock, as far as it is known here.
-            lease.claimed_ms + round((time.monotonic() - run.sent_s) * 1000),
+            # By the server's clock, rounded up: the time of the claim is rounded down.
+            lease.claimed_ms + math.ceil((time.monotonic() - run.sent_s) * 1000),
             run.lateness_ms(),
             outcome,
         )

@@ -76,6 +76,34 @@ class Pulse:
         return time.monotonic() - min(self._beats.values(), default=time.monotonic())
 
 
+class Watch:
+    """
+    Looks at a pulse from one loop.
+
+    A process that was suspended made no progress, and neither did whoever looks at it: no loop is stuck for
+    that.  So a look that comes much too late begins anew.
+    """
+
+    def __init__(self, pulse: Pulse, limit_s: float, every_s: float) -> None:
+        """
+        Prepare for a look each *every_s*: a loop is stuck that made no progress for *limit_s*.
+        """
+        self._pulse = pulse
+        self._limit_s = limit_s
+        self._late_s = limit_s / 2 + every_s
+        self._looked_s = self._since_s = time.monotonic()
+
+    def stalled(self) -> list[str]:
+        """
+        The loops that are stuck, although this one is not.
+        """
+        now_s = time.monotonic()
+        if now_s - self._looked_s > self._late_s:
+            self._since_s = now_s
+        self._looked_s = now_s
+        return self._pulse.stalled(self._limit_s) if now_s - self._since_s >= self._limit_s else []
+
+
 async def run_forever(service: Service, pulse: Pulse, name: str = "") -> None:
     """
     Run a service until cancelled: survive a store that cannot be reached, with backoff, and say so.

@@ -12,7 +12,7 @@ import inspect
 import logging
 from typing import TYPE_CHECKING
 
-from duly.logs import about
+from duly.logs import BRIEF, about, describe
 from duly.outcome import Raised
 
 if TYPE_CHECKING:
@@ -111,7 +111,9 @@ class Stragglers:
     def _set_alarm(self, straggler: _Straggler) -> None:
         if straggler.alarm is not None:
             straggler.alarm.cancel()
-        straggler.alarm = asyncio.get_running_loop().call_later(WORN_S, self._give_up, straggler)
+        straggler.alarm = asyncio.get_running_loop().call_later(
+            WORN_S, self._give_up, straggler, context=straggler.run.context
+        )
 
     def _give_up(self, straggler: _Straggler) -> None:
         lease = straggler.run.lease
@@ -170,6 +172,11 @@ def _break_off(task: asyncio.Task[None]) -> None:
         return
     try:
         call.close()
-    except BaseException as error:  # noqa: BLE001  # whatever it does in order to stay
-        log.warning("a handler that does not stop cannot be ended either: %s", type(error).__name__)
+    except BaseException as error:  # whatever it does in order to stay
+        log.warning(
+            "a handler that does not stop cannot be ended either: %s",
+            describe(error),
+            exc_info=error,
+            extra=BRIEF,
+        )
     task.cancel()

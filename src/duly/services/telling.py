@@ -1,25 +1,42 @@
 """
-What the log says of runs: how they failed, and which were given back.
+What the log says of runs: how they ended.
 """
 
 from __future__ import annotations
 
 import logging
-from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from duly.codec import Unreadable, decode
-from duly.logs import about
-from duly.outcome import Buried, Planned, Raised
+from duly.codec import Unreadable
+from duly.logs import BRIEF, about, describe_document
+from duly.outcome import Buried, Planned, Raised, cause_of
 from duly.services.children import ChildError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from duly.outcome import RetryLater
     from duly.services.running import Run
 
-#: `duly work` shows them; a program that has set up no logging is left alone.
 log = logging.getLogger("duly.runs")
-log.addHandler(logging.NullHandler())
+
+
+def tell_successes(runs: Iterable[Run], worker: str) -> None:
+    """
+    Say which of *runs* have succeeded.
+    """
+    if not log.isEnabledFor(logging.DEBUG):
+        return
+    for run in runs:
+        if run.verb != "acked":
+            continue
+        lease, late_ms = run.lease, run.lateness_ms()
+        took_ms = round(max(0.0, run.freed_s - run.started_s) * 1000, 1)
+        log.debug(
+            "%s, attempt %d: done, started %d ms late, took %g ms",
+            *(lease.key, lease.attempt, late_ms, took_ms),
+            extra=about(lease, worker) | {"lateness_ms": late_ms, "duration_ms": took_ms},
+        )
 
 
 def tell_release(run: Run, worker: str) -> None:
@@ -33,39 +50,36 @@ def tell_failure(
     run: Run, answer: object, outcome: RetryLater | Buried, worker: str, *, tracebacks: bool
 ) -> None:
     """
-    Say how a run failed: by type and place.  A message may quote what the job was given.
+    Say how a run failed: by type, place and message.
+
+    The exception goes with the record, for those who collect exceptions.  To write its traceback takes ten
+    times as long as the line, so our own lines have it only with *tracebacks*.
     """
     lease = run.lease
-    error = answer.exc if isinstance(answer, Raised) else answer
-    ours = isinstance(error, Planned | Unreadable | ChildError)
-    raised = error if isinstance(error, BaseException) and not ours else None
-    what = _kind_of(outcome.error) + _place_of(raised)
-    trace = raised if tracebacks else None
-    extra = about(lease, worker)
+    raised = _exception_of(answer)
+    if isinstance(raised, ChildError):
+        # Its own frames are those of the worker, which nobody looks for.
+        raised.__traceback__ = None
+    what = describe_document(outcome.error, raised)
+    more: dict[str, Any] = {
+        "exc_info": raised,
+        "extra": about(lease, worker) if tracebacks else about(lease, worker) | BRIEF,
+    }
     if isinstance(outcome, Buried):
-        text = "%s, attempt %d: dead: %s"
-        log.error(text, lease.key, lease.attempt, what, exc_info=trace, extra=extra)
+        log.error("%s, attempt %d: dead: %s", lease.key, lease.attempt, what, **more)
         return
     level, ending = (logging.WARNING, "failed") if outcome.counted else (logging.INFO, "put off")
     text = "%s, attempt %d: %s, again in %g s: %s"
-    words = (lease.key, lease.attempt, ending, outcome.delay_ms / 1000, what)
-    log.log(level, text, *words, exc_info=trace, extra=extra)
+    log.log(level, text, lease.key, lease.attempt, ending, outcome.delay_ms / 1000, what, **more)
 
 
-def _kind_of(document: bytes) -> str:
+def _exception_of(answer: object) -> BaseException | None:
     """
-    The type in an error document, without the message: that may quote a payload.
+    The exception that somebody has to look at, if there is one.
     """
-    return str(decode(document).get("type", "?"))
-
-
-def _place_of(error: BaseException | None) -> str:
-    """
-    Where an exception was raised, as far as is told: the file and line of its innermost frame.
-    """
-    trace = error.__traceback__ if error else None
-    if trace is None:
-        return ""
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    return f" at {PurePath(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
+    error = answer.exc if isinstance(answer, Raised) else answer
+    if isinstance(error, Planned):
+        return cause_of(error)
+    if not isinstance(answer, Raised) or isinstance(answer.exc, Unreadable):
+        return None
+    return answer.exc

@@ -11,13 +11,13 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from duly.services.outlook import STAND_BY_S, STANDS_BY
+from duly.services.outlook import CHECK_STEP_S, STAND_BY_S, STANDS_BY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from duly.services.outlook import Outlook
-    from duly.store import Store
+    from duly.store import Look, Store
 
 log = logging.getLogger("duly.timer")
 
@@ -44,9 +44,12 @@ class Timer:
         role: str,
         scan_s: float,
         claim: Callable[[], bool] = lambda: False,
+        topics: Callable[[], Sequence[str] | None] = lambda: None,
     ) -> None:
         """
         Prepare: *claim* makes the worker of this process claim, now or when it has room; False if not.
+
+        *topics* are those of which it could start a job now, None where nobody can tell.
         """
         self._store = store
         self._shard = shard
@@ -55,6 +58,7 @@ class Timer:
         self._role = role
         self._scan_s = scan_s
         self._claim = claim
+        self._topics = topics
         self._again_s: float | None = None  #: when to see whether what was promoted has been taken
 
     async def run_once(self) -> int:
@@ -64,15 +68,18 @@ class Timer:
         outlook = self._outlook
         # The claims of an idle worker are looks, too, one each scan: only where they stop is another due.
         sleep_s = SCAN_SLACK * self._scan_s - outlook.age_s()
-        due_in_s = outlook.due_in_s()
-        if due_in_s is not None and outlook.rank <= STANDS_BY:
+        has_rank = outlook.rank <= STANDS_BY
+        due_in_s, check_in_s = outlook.due_in_s(), outlook.check_in_s()
+        if due_in_s is not None and has_rank:
             sleep_s = min(sleep_s, due_in_s + STAND_BY_S * outlook.rank)
+        if check_in_s is not None and has_rank:
+            sleep_s = min(sleep_s, check_in_s + CHECK_STEP_S * outlook.rank)
+        last_look_in_s = None if has_rank else outlook.last_look_in_s()
+        if last_look_in_s is not None:
+            sleep_s = min(sleep_s, last_look_in_s)
         mine_in_s = outlook.mine_in_s()
         if mine_in_s is not None:
             sleep_s = min(sleep_s, mine_in_s)
-        check_in_s = outlook.check_in_s()
-        if check_in_s is not None and outlook.rank <= STANDS_BY:
-            sleep_s = min(sleep_s, check_in_s + STAND_BY_S * outlook.rank)
         if self._again_s is not None:
             sleep_s = min(sleep_s, self._again_s - time.monotonic())
         if sleep_s > 0 and await outlook.changed(sleep_s):
@@ -83,6 +90,9 @@ class Timer:
             if self._claim():
                 # What it takes starts a step earlier than if somebody promoted it.
                 return 0
+        last_look_in_s = None if has_rank else outlook.last_look_in_s()
+        if last_look_in_s is not None and last_look_in_s <= 0:
+            return await self._look_last()
         again = self._again_s is not None and self._again_s <= time.monotonic()
         if again:
             self._again_s = None
@@ -90,6 +100,9 @@ class Timer:
         check = check_in_s is not None and check_in_s <= 0
         if check:
             outlook.checked()
+            if not await self._store.has_ready(self._shard):
+                # The usual answer: whoever was woken has come.
+                return 0
             if self._claim():
                 # What nobody came for may be for this process itself; whatever is left is for others.
                 await outlook.changed(STAND_BY_S)
@@ -109,6 +122,30 @@ class Timer:
             return 0
         return await self._promote_and_look_again(check=again)
 
+    async def _look_last(self) -> int:
+        """
+        Look for what nobody came for: the ranks may be held by processes that died a moment ago.
+
+        Those with a rank look for all topics; without one, a worker asks for its own, in two cheap reads, and
+        claims only if there is something.  So many workers cost little.
+        """
+        outlook = self._outlook
+        topics, is_overdue = self._topics(), outlook.is_overdue()
+        has_seen = topics is not None and outlook.looked_since_check()
+        outlook.checked()
+        if not is_overdue and (has_seen or not await self._store.has_ready(self._shard)):
+            return 0
+        if topics is None:
+            return (await self._promote_some(check=True)).moved
+        sent_s = time.monotonic()
+        is_ready, due_ms = await self._store.overlooked(self._shard, topics) if topics else (False, None)
+        outlook.note_own_due(due_ms, sent_s)
+        if is_ready or outlook.is_overdue():
+            # The answer of the claim tells what is due next.
+            outlook.note_own_due(None, sent_s)
+            self._claim()
+        return 0
+
     async def _promote_and_look_again(self, *, check: bool) -> int:
         moved = await self.promote(check=check)
         if moved and self._outlook.peers:
@@ -121,15 +158,19 @@ class Timer:
         """
         moved = 0
         while True:
-            sent_s = time.monotonic()
-            look = await self._store.promote(self._shard, timer=self._name, role=self._role, check=check)
+            look = await self._promote_some(check=check)
             check = False
-            self._outlook.note(look, sent_s)
             moved += look.moved + len(look.rewoken)
             mine_in_s = self._outlook.mine_in_s()
             # What others are to run must not keep this process from its own.
             if not (look.more or look.unnamed) or (mine_in_s is not None and mine_in_s <= 0):
                 return moved
+
+    async def _promote_some(self, *, check: bool) -> Look:
+        sent_s = time.monotonic()
+        look = await self._store.promote(self._shard, timer=self._name, role=self._role, check=check)
+        self._outlook.note(look, sent_s)
+        return look
 
 
 class TimerBell:

@@ -10,13 +10,15 @@ import os
 import secrets
 import socket
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from duly.codec import Envelope, decode_envelope, encode
+from duly.codec import Envelope, decode_envelope
+from duly.errors import DulyError
 from duly.interruption import is_interruption
-from duly.logs import about, place_of
+from duly.logs import BRIEF, about, describe
 from duly.middleware import Middleware
 from duly.outcome import Ack, Raised
 from duly.services.calling import Caller
@@ -26,9 +28,10 @@ from duly.services.outbox import Outbox
 from duly.services.running import Run, Running
 from duly.services.saving import give_back, save
 from duly.services.stragglers import time_over
-from duly.services.telling import tell_failure, tell_release
+from duly.services.telling import tell_failure, tell_release, tell_successes
 
 if TYPE_CHECKING:
+    import contextvars
     from collections.abc import Collection, Coroutine
 
     from duly.handlers import Handlers
@@ -122,9 +125,6 @@ class Worker:
             settle=self._settle,
         )
         self._outbox = Outbox(store, worker=self.name, spawn=self._spawn, settled=self._settled)
-        self._encode_result = lambda value: (
-            b"" if value is None else encode(value, what="result", limit=handlers.limits.result)
-        )
 
     async def run_once(self) -> int:
         """
@@ -142,6 +142,12 @@ class Worker:
         takes no more.
         """
         return self._claims.now(shard)
+
+    def topics_with_room(self) -> list[str] | None:
+        """
+        The topics of which a job could start now, None for more than one call may name.
+        """
+        return self._claims.topics_with_room()
 
     def _my_topics(self) -> Collection[str]:
         if self._topics is None:
@@ -161,8 +167,10 @@ class Worker:
         self.running.begin(run)
         return run
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
+    def _spawn(
+        self, coroutine: Coroutine[Any, Any, None], context: contextvars.Context | None = None
+    ) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -248,11 +256,11 @@ class Worker:
         """
         Report a fault of ours, not of the handler: the lease runs out, and counted crashes bound it.
         """
-        # Named without its message, which may quote a payload.
         log.error(
             "run of %s ended without an outcome: %s",
-            *(run.lease.key, place_of(error)),
-            extra=about(run.lease, self.name),
+            *(run.lease.key, describe(error)),
+            exc_info=error,
+            extra=about(run.lease, self.name) | BRIEF,
         )
 
     def _settled(self, run: Run, word: bytes) -> None:
@@ -270,7 +278,7 @@ class Worker:
         if answer is None:
             # As of most handlers.
             return _DONE
-        return decide(run, envelope, answer, encode_result=self._encode_result, tracebacks=self._tracebacks)
+        return decide(run, envelope, answer, tracebacks=self._tracebacks)
 
     def _lose(self, run: Run) -> None:
         self.fenced += 1
@@ -284,7 +292,9 @@ class Worker:
             self._spawn(self._hooks.tell("lease_lost", run.job))
 
     def _tell(self, run: Run, answer: object, outcome: Outcome) -> None:
-        if not isinstance(outcome, Ack):
+        if isinstance(outcome, Ack):
+            tell_successes([run], self.name)
+        else:
             tell_failure(run, answer, outcome, self.name, tracebacks=self._tracebacks)
         if run.job is None or not self._hooks.any:
             return
@@ -327,7 +337,7 @@ class Worker:
         """
         self._claims.stop()
         deadline_s = time.monotonic() + self._grace_s
-        while self.running.runs or self._claims.under_way:
+        while self.running.runs or self._claims.under_way or self._claims.unanswered:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 break
@@ -343,6 +353,8 @@ class Worker:
             for run in list(self.running.runs.values()):
                 if run.slot_held:
                     run.stop("drain")
+            if self._claims.unanswered:
+                self._spawn(self._give_back_unanswered())
             deadline_s = time.monotonic() + SETTLE_S
             # A claim under way brings jobs that must be given back, too.
             while self._tasks or self.running.runs or self._claims.under_way:
@@ -354,11 +366,17 @@ class Worker:
         finally:
             self._over = True
             self._caller.close()
+            if self._claims.unanswered:
+                log.warning("a claim had no answer until the end; what it took is left to its lease")
             # What could not be stored by now, because the store is away, is left to the leases.
             for run in self.running.runs.values():
                 run.task.cancel()
             for task in self._tasks:
                 task.cancel()
+
+    async def _give_back_unanswered(self) -> None:
+        with suppress(DulyError):  # told of at the end
+            await self._store.give_back_unanswered(self.name)
 
     def about(self) -> bytes:
         """

@@ -11,28 +11,31 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from duly.codec import MAX_DEPTH, check_json
 from duly.errors import UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _raws = msgspec.json.Decoder(list[msgspec.Raw])
-_document = msgspec.json.Decoder(msgspec.Raw)
+_anything: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
 def json_flags(texts: pa.BinaryArray) -> NDArray[np.bool_]:
     """
-    Which of the texts are JSON.
+    Which of the texts are JSON that workers can read.
 
     All are read as one array: where each item is as long as its text, each text is one item.
     """
+    brackets = pc.add(pc.count_substring(texts, "["), pc.count_substring(texts, "{"))
+    may_be_deep = len(texts) and pc.max(brackets).as_py() > MAX_DEPTH
     try:
         whole = pc.binary_join(pa.ListArray.from_arrays([0, len(texts)], texts), b",")[0].as_buffer()
         text = b"[%b]" % whole.to_pybytes()
-        text.decode()
+        _anything.decode(text)
         items = _raws.decode(text)
         lengths = np.fromiter(map(_length, items), np.int64, len(items))
-        if np.array_equal(lengths, pc.binary_length(texts).to_numpy()):
+        if not may_be_deep and np.array_equal(lengths, pc.binary_length(texts).to_numpy()):
             return np.ones(len(texts), bool)
     except (ValueError, RecursionError):
         pass
@@ -53,17 +56,16 @@ def _is_json(text: bytes) -> bool:
 
 def read_json(text: str | bytes) -> bytes:
     """
-    Read JSON text only to see that it is some.
+    Read JSON text only to see that workers can.
 
     Raises:
-        UsageError: It is not.
+        UsageError: They cannot.
     """
     try:
         data = text.encode() if isinstance(text, str) else text
-        data.decode()
-        _document.decode(data)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(f"payload is no JSON: {error}") from error
+    check_json(data)
     return data
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from duly.doctor.finding import Finding
 from duly.errors import UsageError
+from duly.extras import install
 from duly.spark.java import REMEDY, TOO_NEW, find_java
 
 if TYPE_CHECKING:
@@ -29,11 +30,9 @@ def spark() -> Finding:
         except PackageNotFoundError:
             missing.append(name)
     if not found:
-        return Finding("spark", "ok", "not installed; only duly pipeline needs it: pip install 'duly[spark]'")
+        return Finding("spark", "ok", f"not installed; only duly pipeline needs it: {install('spark')}")
     if missing:
-        return Finding(
-            "spark", "hint", f"{', '.join(found)}; without {', '.join(missing)}", "pip install 'duly[spark]'"
-        )
+        return Finding("spark", "hint", f"{', '.join(found)}; without {', '.join(missing)}", install("spark"))
     return Finding("spark", "ok", ", ".join(found))
 
 

@@ -8,7 +8,9 @@ import difflib
 from typing import TYPE_CHECKING
 
 from pyspark.sql.types import (
+    BooleanType,
     DataType,
+    DoubleType,
     IntegerType,
     LongType,
     StringType,
@@ -49,15 +51,21 @@ SCANNED: dict[str, tuple[tuple[str, DataType], ...]] = {
     "crashes": (("crashes", IntegerType()),),
     "payload": (("payload", StringType()),),
     "due_ms": (("due_at", TimestampType()),),
+    "scheduled_ms": (("scheduled_for", TimestampType()),),
+    "created_ms": (("created_at", TimestampType()),),
+    "updated_ms": (("updated_at", TimestampType()),),
     "started_ms": (("started_at", TimestampType()),),
     "ended_ms": (("finished_at", TimestampType()),),
     "lateness_ms": (("lateness_ms", LongType()),),
     "worker": (("worker", StringType()),),
     "lease_ms": (("lease_until", TimestampType()),),
     "outcome": (("outcome", StringType()),),
+    "result_gone": (("result_gone", BooleanType()),),
     "progress": (("progress", StringType()),),
-    "ttr_ms": (("ttr_ms", LongType()),),
-    "expires_ms": (("expires_at", TimestampType()),),
+    "ttr_ms": (("ttr", DoubleType()),),
+    "expires_ms": (("expires", TimestampType()),),
+    "retain_s": (("retain", LongType()),),
+    "max_attempts": (),  # among those of the envelope, below; a scan knows no handlers, but the settings
     "envelope": tuple((option.name, _TYPES[option.kind.sql]) for option in IN_ENVELOPE),
 }
 

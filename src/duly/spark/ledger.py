@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql import Window
-from pyspark.sql import functions as F  # noqa: N812  # as everybody who writes Spark calls it
-from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
-
+from duly.extras import needed
 from duly.spark.program import run
+
+with needed("duly.spark.ledger"):
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812  # as everybody who writes Spark calls it
+    from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -8,11 +8,16 @@ import difflib
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
+from duly.allowlist import parse_allow
+from duly.defaults import DEFAULTS, HOUR_MS
+from duly.durations import parse_duration
 from duly.errors import UsageError
 from duly.ids import new_id
 from duly.job import JobState, OnConflict, check_topic
 from duly.newjob import Limits
-from duly.settings import HOUR_MS, Settings
+from duly.options import at_least_one
+from duly.settings import Settings
+from duly.testrun import TEST_RUN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,6 +52,9 @@ class ScanOptions(QueueOptions):
     topic: tuple[str, ...] = _option((), "only jobs of these topics, by commas; filters are pushed down, too")
     ranges: int = _option(4, "how many tasks read one shard, where it has jobs enough")
     page: int = _option(1_000, "how many jobs one call looks at, 10,000 at most")
+    max_attempts: int = _option(
+        DEFAULTS.max_attempts, "of jobs that say none themselves; else DULY_MAX_ATTEMPTS or duly.toml"
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +82,8 @@ class WriteOptions(QueueOptions):
         },
     )
     horizon_ms: int = _option(
-        24 * HOUR_MS, "with a record: what is due later than so far from now waits there; else DULY_HORIZON"
+        24 * HOUR_MS,
+        "with a record: what is due later than so far from now waits there, e.g. 12h; else DULY_HORIZON",
     )
     rate: float = _option(0.0, "at most this many jobs a second, of all tasks together; 0: no bound")
     plan: bool = _option(False, "only say what would become of each row; nothing is changed")  # noqa: FBT003  # its default
@@ -83,13 +92,20 @@ class WriteOptions(QueueOptions):
     run: str = _option("", "tells this run from others; made up unless given")
     payload_limit: int = _option(Limits().payload, "of one job, in bytes")
     context_limit: int = _option(Limits().context, "of one job, in bytes")
+    callback_allow: str = _option(
+        "", "networks and hosts that callbacks may go to, beside public ones; else DULY_CALLBACK_ALLOW"
+    )
 
     @property
     def limits(self) -> Limits:
         """
         How large what travels may be.
         """
-        return Limits(payload=self.payload_limit, context=self.context_limit)
+        return Limits(
+            payload=self.payload_limit,
+            context=self.context_limit,
+            callbacks=parse_allow(self.callback_allow),
+        )
 
 
 T = TypeVar("T", bound=QueueOptions)
@@ -102,7 +118,7 @@ def read_options(kind: type[T], given: Mapping[str, str]) -> T:
     Raises:
         UsageError: An option is unknown, missing or wrong.
     """
-    known = {each.name: each for each in fields(kind)}
+    known = {key_of(each.name): each for each in fields(kind)}
     values: dict[str, Any] = {}
     for name, text in given.items():
         key = name.lower()
@@ -120,9 +136,13 @@ def read_options(kind: type[T], given: Mapping[str, str]) -> T:
                 f"unknown option {name}; "
                 + (f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}")
             )
-        values[key] = _READERS.get(str(known[key].type), _text)(key, text)
+        field_ = known[key]
+        read = _duration if key != field_.name else _READERS.get(str(field_.type), _text)
+        values[field_.name] = read(key, text)
     url, namespace, record = (values.get(name) for name in ("url", "namespace", "record"))
     settings = Settings.load(url=url, namespace=namespace, record=record)
+    if url is None and settings.url is not None:
+        TEST_RUN.check(settings)
     if settings.url is None:
         raise UsageError('say which queue: option("url", "redis://host:6379/0"), or DULY_URL')
     if settings.remote:
@@ -130,9 +150,12 @@ def read_options(kind: type[T], given: Mapping[str, str]) -> T:
             "Spark speaks to the queue's own server: say redis://…, not the URL of an HTTP service"
         )
     values |= {"url": settings.url, "namespace": settings.namespace}
+    if kind is ScanOptions:
+        values.setdefault("max_attempts", settings.max_attempts)
     if kind is WriteOptions:
         values["record"] = settings.record or ""
         values.setdefault("horizon_ms", settings.horizon_ms)
+        values.setdefault("callback_allow", settings.callback_allow)
     return _checked(kind(**values))
 
 
@@ -146,7 +169,7 @@ def _checked(options: T) -> T:
             if not options.rejects:
                 raise UsageError("rejects is empty: say a folder, or fail")
             if options.horizon_ms < 1_000:
-                raise UsageError(f"horizon_ms={options.horizon_ms} must be 1000 or more")
+                raise UsageError(f"horizon={options.horizon_ms}ms must be 1s or more")
             if not options.run:
                 object.__setattr__(options, "run", new_id())
         case ScanOptions():
@@ -154,11 +177,23 @@ def _checked(options: T) -> T:
                 raise UsageError(f"no state {min(wrong)!r}; states are {', '.join(s.name for s in JobState)}")
             for topic in options.topic:
                 check_topic(topic)
+            at_least_one(options.max_attempts, "max_attempts")
             if not 1 <= options.page <= 10_000:
                 raise UsageError(f"page={options.page} must be from 1 to 10000")
             if not 1 <= options.ranges <= 64:
                 raise UsageError(f"ranges={options.ranges} must be from 1 to 64")
     return options
+
+
+def key_of(name: str) -> str:
+    """
+    How an option is called that fills the field *name*: a length of time has its unit in the value.
+    """
+    return name.removesuffix("_ms")
+
+
+def _duration(name: str, text: str) -> int:
+    return parse_duration(text, name)
 
 
 def _text(_name: str, text: str) -> str:

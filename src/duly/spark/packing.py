@@ -16,11 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from duly.backoff import MAX_DUE_MS
 from duly.codec import ASKING, encode
-from duly.durations import parse_time
+from duly.durations import MAX_DUE_MS, parse_time
 from duly.errors import UsageError
-from duly.job import TOPIC, Lane, check_topic
+from duly.job import RESERVED, TOPIC, Lane, check_topic
 from duly.newjob import Limits, NewJob
 from duly.options import CARRIED, OBJECT
 from duly.records import options_of
@@ -231,7 +230,7 @@ def requests(run: str, task: str, first: int, count: int) -> NDArray[np.uint8]:
 
 
 def _good_topics(topics: pa.DictionaryArray) -> NDArray[np.bool_]:
-    good = [text is not None and TOPIC.fullmatch(text) is not None for text in topics.dictionary.to_pylist()]
+    good = [_is_topic(text) for text in topics.dictionary.to_pylist()]
     found = pa.array([*good, False]).take(topics.indices.fill_null(len(good)))
     return flags(found)
 
@@ -268,5 +267,9 @@ def _object(value: Any, option: Option) -> Any:
         return value
     try:
         return msgspec.json.decode(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{option.name} is no JSON: {error}") from error
+
+
+def _is_topic(text: str | None) -> bool:
+    return text is not None and TOPIC.fullmatch(text) is not None and not text.startswith(RESERVED)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from duly.due import due_scores, pages_behind, scheduled_topics
+from duly.due import counted_topics, due_scores, pages_behind, scheduled_topics
 from duly.job import JobState, Lane
 from duly.keys import ShardKeys
 from duly.records import is_readable, worker_id
 from duly.spark.columns import JOBS, arrow
 from duly.spark.rows import arrays_of, row_of
 from duly.spark.sending import Loop
-from duly.views import CANARY, place_of
+from duly.views import place_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -91,7 +91,7 @@ async def parts_of(
             chosen = [name for name in named if topics is None or name in topics]
             parts += await _scheduled_parts(link, shard_keys, chosen, options.ranges, due_ms)
         if JobState.ready in states:
-            names = {name.decode().partition(":")[0] for name in await link.call("HKEYS", keys["topics"])}
+            names = {name async for some in counted_topics(link, shard_keys) for name in some}
             for topic in sorted(names if topics is None else names & topics):
                 parts.append(Part(shard, (int(JobState.ready),), topics=(topic,)))
     return parts
@@ -173,12 +173,7 @@ async def _rows(
     workers = {worker_id(name.decode()): name.decode() for name in told}
     wanted = None if topics is None else {topic.encode() for topic in topics}
     async for page in pages:
-        mine = [
-            each
-            for each in page
-            if (topic := each[0].partition(b"/")[0]) != CANARY.encode()
-            and (wanted is None or topic in wanted)
-        ]
+        mine = [each for each in page if wanted is None or each[0].partition(b"/")[0] in wanted]
         yield await _look(link, shard, mine, part.states, workers, make) if mine else []
 
 

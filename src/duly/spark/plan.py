@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from duly.due import due_scores
 from duly.job import moment
 from duly.keys import ShardKeys
-from duly.records import OPTIONS, is_readable, read
+from duly.records import BODY_DROPPED, is_readable, read
 from duly.spark.packing import REQUEST_BYTES, arguments
 from duly.spark.sending import TAKEN, Chunk, Loop, chunks_of
 from duly.spark.tally import Tally
-from duly.store.packing import HAS_OPTIONS, SPEC
+from duly.store.packing import SPEC
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from duly.job import OnConflict
     from duly.records import Record
     from duly.spark.packing import Parcel
-
-BODY_DROPPED = 4  #: a mark of a record, as in scripts/lib/records.lua
 
 
 class Planner:
@@ -116,18 +114,7 @@ def _same(parcel: Parcel, place: int, old: Record, due_ms: int, body: bytes) -> 
     spec, row_due_ms = SPEC.unpack(head)
     if row_due_ms != due_ms or spec >> 3 & 3 != old.head.lane or old.head.marks & BODY_DROPPED:
         return False
-    options = bool(spec & HAS_OPTIONS)
-    if options != bool(old.head.mark & HAS_OPTIONS):
-        return False
-    start = REQUEST_BYTES
-    if options:
-        *asked, size = OPTIONS.unpack_from(rest, start)
-        body_at = start + OPTIONS.size + size
-        stands = [old.expires_ms, old.ttr_ms, old.retain_s, old.max_crashes, old.envelope_bytes]
-        if asked != stands or rest[start + OPTIONS.size : body_at] != old.parts:
-            return False
-        start = body_at
-    return bool(rest[start:] == body)
+    return bool(rest[REQUEST_BYTES:] == old.options + body)
 
 
 def said(ms: int) -> str:

@@ -15,7 +15,14 @@ import numpy as np
 from sqlalchemy import make_url
 
 from duly.bulk import in_bulk
-from duly.errors import DulyError, JobExists, OutcomeUnknown, StoreUnavailable
+from duly.errors import (
+    DulyError,
+    JobExists,
+    LayoutMismatch,
+    OutcomeUnknown,
+    ServerUnsuitable,
+    StoreUnavailable,
+)
 from duly.job import JobKey, JobState, Lane, Order
 from duly.record.assembly import WholeRecord
 from duly.record.clock import Clock
@@ -102,6 +109,9 @@ class Recorder:
         give_up_s = time.monotonic() + PATIENCE_S
         while left := [place for place in wanted if place not in answers]:
             found = dict(zip(left, await self._send([wanted[place] for place in left]), strict=True))
+            lasting = [each for each in found.values() if isinstance(each, LayoutMismatch | ServerUnsuitable)]
+            if lasting:
+                raise lasting[0]
             failed = [each for each in found.values() if isinstance(each, StoreUnavailable | OutcomeUnknown)]
             if failed:
                 if time.monotonic() > give_up_s:

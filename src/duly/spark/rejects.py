@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import fs
 
 from duly.errors import UsageError
 from duly.spark.columns import REJECTS, arrow
+from duly.spark.filesystem import filesystem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from pyarrow import fs
 
 FAIL = "fail"
 FILE_ROWS = 10_000
@@ -82,10 +84,7 @@ def open_folder(where: str) -> tuple[fs.FileSystem, str]:
         UsageError: It cannot be had.
     """
     try:
-        if "://" in where:
-            system, folder = fs.FileSystem.from_uri(where)
-        else:
-            system, folder = fs.LocalFileSystem(), where
+        system, folder = filesystem(where)
         system.create_dir(folder, recursive=True)
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot write rejects to {where}: {error}") from error

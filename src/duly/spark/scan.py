@@ -8,6 +8,7 @@ asked for, a job that is there from beginning to end is seen for certain.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import (
@@ -23,6 +24,7 @@ from pyspark.sql.datasource import (
 
 from duly.job import JobState
 from duly.spark.pages import INDEX, Part, parts_of, read_part
+from duly.spark.rows import row_of
 from duly.spark.sending import Loop
 
 if TYPE_CHECKING:
@@ -96,7 +98,8 @@ class JobReader(DataSourceReader):
         """
         # Spark asks for one part also where there is none to read.
         if isinstance(partition, JobPartition):
-            yield from read_part(self.options, partition.part, self.topics)
+            make = partial(row_of, max_attempts=self.options.max_attempts)
+            yield from read_part(self.options, partition.part, self.topics, make=make)
 
 
 def _narrow(before: set[str] | None, values: set[str]) -> set[str]:

@@ -5,16 +5,19 @@ Schedule: rows of any frame become jobs, once each, however often it is run.
 from __future__ import annotations
 
 import tempfile
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from duly.durations import parse_duration
 from duly.ids import new_id
 from duly.settings import Settings
 from duly.spark.program import run
 from duly.spark.session import use
 from duly.spark.trouble import explained
+from duly.testrun import TEST_RUN
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -47,7 +50,8 @@ def schedule(frame: DataFrame, **options: Any) -> Report:
         UsageError: An option, a column or a row is wrong.
         StoreUnavailable, OutcomeUnknown: See `duly.errors`; calling again is safe.
     """
-    given = _settled() | {name: _said(value) for name, value in options.items() if value is not None}
+    said = {name: _said(value) for name, value in options.items() if value is not None}
+    given = _settled(said.get("url")) | said
     with tempfile.TemporaryDirectory(prefix="duly-") as folder:
         report = Path(given.get("report") or f"{folder}/report.json")
         given |= {"report": str(report), "run": given.get("run") or new_id()}
@@ -64,16 +68,20 @@ def format_of(path: str) -> str:
     return FORMATS.get(Path(path).suffix.lower(), "parquet")
 
 
-def _settled() -> dict[str, str]:
+def _settled(url: str | None) -> dict[str, str]:
     """
     What is settled here: Spark's own processes know the environment of their start, and no duly.toml.
     """
     settings = Settings.load()
+    if url is None and settings.url is not None:
+        TEST_RUN.check(settings)
     found = {"url": settings.url, "namespace": settings.namespace, "record": settings.record}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def _said(value: object) -> str:
+    if isinstance(value, timedelta):
+        return f"{parse_duration(value)}ms"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

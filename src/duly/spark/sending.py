@@ -161,7 +161,7 @@ class Sender:
         now_ms = "" if self._now is None else self._now()
         # A task may repeat minutes later what another began: see lib/requests.lua.
         repeats = (0, 0, "0") if self._seen is None else (0, self._seen[chunk.shard], "2")
-        words: Any = (*head, now_ms, new_nonce(), *repeats, len(chunk.topics), *chunk.topics)
+        words: Any = (*head, now_ms, new_nonce(), *repeats, "", len(chunk.topics), *chunk.topics)
         packed: bytes = pack_command(words)
         return b"*%d%b" % (len(words) + 3 * len(chunk.places), packed[packed.index(b"\r") :])
 

@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from duly.errors import UsageError
+from duly.extras import needed
 from duly.spark.formats import sources
 from duly.spark.java import find_java
 from duly.spark.trouble import first_line
@@ -52,10 +53,8 @@ def session(master: str | None = None, **conf: str) -> SparkSession:
     Raises:
         UsageError: PySpark or a Java is missing, or Spark did not start.
     """
-    try:
+    with needed("duly.spark"):
         from pyspark.sql import SparkSession  # noqa: PLC0415  # a package that need not be there
-    except ImportError as error:
-        raise UsageError(f"Spark is not installed here ({error}): pip install 'duly[spark]'") from error
     builder = SparkSession.builder
     settings = {**NEEDED, **conf}
     # What spark-submit started has its Java, its master and its settings.

@@ -7,7 +7,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from duly.errors import LayoutMismatch, ServerUnsuitable, UsageError
+from duly.errors import LayoutMismatch, ServerUnsuitable
+from duly.extras import needed
 from duly.keys import LAYOUT, ShardKeys
 from duly.namespace import create, inspect, require
 from duly.settings import Settings
@@ -65,10 +66,8 @@ def recording() -> ModuleType:
     Raises:
         UsageError: Its packages are missing.
     """
-    try:
+    with needed("a record"):
         return importlib.import_module("duly.spark.recording")
-    except ImportError as error:
-        raise UsageError(f"a record needs {error.name}: pip install 'duly[record]'") from error
 
 
 async def _recorded(store: Store) -> bool:

@@ -61,8 +61,15 @@ def placed_of(key: JobKey, answer: bytes) -> Placed | DulyError:
         case "unknown":
             return _unknown(key)
         case "full":
-            return QueueFull(f"topic {key.topic} is at its backlog limit; {key} was not stored")
+            return full(key)
     return Placed(key, word, int(revision), int(float(due_ms)), JobState(int(state)))  # type: ignore[arg-type]  # one of its words
+
+
+def full(key: JobKey) -> QueueFull:
+    """
+    What to say of a job that its topic has no room for.
+    """
+    return QueueFull(f"topic {key.topic} is at its backlog limit; {key} was not stored")
 
 
 def hydrated_of(key: JobKey, answer: bytes) -> Hydrated:

@@ -4,12 +4,16 @@ The call itself: a script on one shard, its keys declared, and what the server a
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
+from duly.connection import Tries
+from duly.defaults import LEASE_MS, MAX_CRASHES
 from duly.errors import OutcomeUnknown, ServerUnsuitable, StoreUnavailable
 from duly.group import MAX_JOBS, chunks
+from duly.ids import new_nonce, new_request
 from duly.job import JobKey, shard_of
 from duly.keys import ShardKeys
 from duly.namespace import create
@@ -19,12 +23,19 @@ from duly.store.values import Keeping
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from typing import Self
 
     from duly.connection import Link
+    from duly.ids import Repeatable
 
 log = logging.getLogger("duly.store")
 
 Answer = TypeVar("Answer")
+Item = TypeVar("Item")
+
+#: How old a shard's time may be before it is asked for again: a fifth of what a shard remembers of calls.
+FRESH_S = 60.0
+UNKNOWN = b"unknown"  #: how scripts answer for a job, or a topic, that they did not change
 
 
 class Heard(NamedTuple):
@@ -35,12 +46,19 @@ class Heard(NamedTuple):
     server_ms: int
     at_s: float  #: on the monotonic clock
     seen: int  #: the highest of its numbers
+    since_ms: int = 0  #: a call that says it was sent before is one that the shard has forgotten
+
+    def age_s(self) -> float:
+        """
+        How long ago that was, as far as this machine knows: its clock stands still while it sleeps.
+        """
+        return time.monotonic() - self.at_s
 
     def now_ms(self) -> int:
         """
         What the server's clock says by now, as far as is known here.
         """
-        return self.server_ms + int((time.monotonic() - self.at_s) * 1000)
+        return self.server_ms + int(self.age_s() * 1000)
 
 
 class Calls:
@@ -55,9 +73,9 @@ class Calls:
         namespace: str = "duly",
         shards: int = 1,
         keeping: Keeping | None = None,
-        lease_ms: int = 15_000,
+        lease_ms: int = LEASE_MS,
         grace_ms: int = 5_000,
-        max_crashes: int = 3,
+        max_crashes: int = MAX_CRASHES,
         max_events: tuple[int, int] = (1_000_000, 256 * 1024 * 1024),
         now: Callable[[], int] | None = None,
     ) -> None:
@@ -76,6 +94,25 @@ class Calls:
         self._now = now
         self._fixed: dict[tuple[str, int], tuple[tuple[str, ...], tuple[str, ...]]] = {}
         self._heard: dict[int, Heard] = {}  #: by shard
+        self._call: Repeatable | None = None  #: what is asked of it is this
+
+    def repeatable(self, call: Repeatable | None) -> Self:
+        """
+        The same store for one call that its sender may send again: a repeat is answered as it was first.
+
+        That is so for the calls that shards remember, see lib/requests.lua, each made once.
+        """
+        if call is None:
+            return self
+        same = copy.copy(self)
+        same._call = call  # noqa: SLF001  # its own
+        return same
+
+    def _request(self) -> bytes:
+        """
+        The request id of a job that is changed.
+        """
+        return new_request() if self._call is None else self._call.request
 
     async def create(self) -> None:
         """
@@ -115,9 +152,11 @@ class Calls:
         *,
         again: dict[str, Any] | None = None,
         now: bool = True,
+        more: Sequence[str] = (),
+        tries: Tries | None = None,
     ) -> Any:
         """
-        Run a script: keys and arguments in the order that its header declares.
+        Run a script: keys and arguments in the order that its header declares, *more* keys behind those.
         """
         plan = self._fixed.get((name, shard))
         if plan is None:
@@ -131,20 +170,22 @@ class Calls:
         lanes = self.keys[shard].lanes
         for topic in topics:
             keys += lanes(topic)
+        keys += more
         if now:
             fixed["now_ms"] = self._now() if self._now else ""
         args = [*(fixed[arg] for arg in plan[1]), *rest]
         replay = [*((fixed | again)[arg] for arg in plan[1]), *rest] if again else None
+        told = {} if tries is None else {"tries": tries}
         try:
-            return await self.link.run(name, keys, args, again=replay)
+            return await self.link.run(name, keys, args, again=replay, **told)
         except (StoreUnavailable, OutcomeUnknown) as error:
             await self._mend(error, name)
-            if name == "claim":
+            if "generation" in plan[1]:
                 at = plan[1].index("generation")
                 args[at] = self.generation() or ""
                 if replay:
                     replay[at] = args[at]
-            return await self.link.run(name, keys, replay or args, again=replay)
+            return await self.link.run(name, keys, replay or args, again=replay, **told)
 
     async def _mend(self, error: StoreUnavailable | OutcomeUnknown, name: str) -> None:
         """
@@ -172,18 +213,86 @@ class Calls:
         When a call to a shard is sent for the first time, and what its sender has seen: see lib/requests.lua.
         """
         heard = self._heard.get(shard)
-        if heard is None:
-            seconds, micros = await self.link.call("TIME")
-            seen = await self.link.call("HGET", self.keys[shard].fixed["meta"], "sequence")
-            heard = self._hear(shard, int(seconds) * 1000 + int(micros) // 1000, int(seen or 0))
-        return {"sent_ms": self.now_ms(heard.now_ms()), "seen": heard.seen}
+        if heard is None or heard.age_s() > FRESH_S:
+            heard = await self._ask(shard)
+        return {"sent_ms": max(self.now_ms(heard.now_ms()), heard.since_ms), "seen": heard.seen}
 
-    def _hear(self, shard: int, server_ms: int, seen: int) -> Heard:
+    async def _ask(self, shard: int) -> Heard:
+        """
+        Ask a shard for its time and its numbers.
+        """
+        seconds, micros = await self.link.call("TIME")
+        names = ("sequence", "requests_since")
+        seen, since_ms = await self.link.call("HMGET", self.keys[shard].fixed["meta"], *names)
+        self._heard[shard] = Heard(
+            int(seconds) * 1000 + int(micros) // 1000, time.monotonic(), int(seen or 0), int(since_ms or 0)
+        )
+        return self._heard[shard]
+
+    def _hear(self, shard: int, server_ms: int, seen: int) -> None:
         """
         Take over what a shard's answer said of its clock and its numbers.
         """
-        heard = self._heard[shard] = Heard(server_ms, time.monotonic(), seen)
-        return heard
+        known = self._heard.get(shard)
+        self._heard[shard] = Heard(server_ms, time.monotonic(), seen, known.since_ms if known else 0)
+
+    async def _remembered(
+        self,
+        shard: int,
+        items: Sequence[Item],
+        send: Callable[[Sequence[Item], dict[str, Any], Tries], Awaitable[list[bytes]]],
+        *,
+        part: Sequence[str] = (),
+    ) -> list[bytes]:
+        """
+        Make a call that its shard remembers, with one answer for each item: see lib/requests.lua.
+
+        What is answered with "unknown" was not done now, and may have been by a try before.  If no reply was
+        lost there was none, so it is this client that does not know the shard's time: its machine slept, or
+        another clock rules there.  It asks then, and calls once more for those.
+
+        A call that is repeated by its sender has the same nonce for each *part*.  It asks first: an answer
+        to a call that seemed old would not be remembered.
+        """
+        if self._call is not None:
+            await self._ask(shard)
+            sent = await self._sent(shard)
+            if self._call.age_ms is not None:
+                # Its first try may be forgotten: what its sender had seen by then is not known here.
+                sent = {"sent_ms": max(sent["sent_ms"] - self._call.age_ms, 0), "seen": 0}
+            return await send(items, {"nonce": self._call.nonce(*part), **sent}, Tries())
+        tries = Tries()
+        answers = await send(items, {"nonce": new_nonce(), **await self._sent(shard)}, tries)
+        refused = [at for at, answer in enumerate(answers) if answer.startswith(UNKNOWN)]
+        if not refused or tries.maybe_ran:
+            return answers
+        await self._ask(shard)
+        said = {"nonce": new_nonce(), **await self._sent(shard)}
+        again = await send([items[at] for at in refused], said, Tries())
+        for at, answer in zip(refused, again, strict=True):
+            answers[at] = answer
+        return answers
+
+    async def _set_of(
+        self, topic: str, verb: str, shard: int, named: Sequence[str] = (), **said: Any
+    ) -> bytes:
+        """
+        Change something of a topic on one shard, and return what that answers.
+
+        Raises:
+            OutcomeUnknown: It may have been changed, by a try whose reply was lost.
+        """
+
+        async def send(_: Sequence[str], once: dict[str, Any], tries: Tries) -> list[bytes]:
+            return [await self._run(verb, shard, named, {"topic": topic, **said, **once}, tries=tries)]
+
+        [answer] = await self._remembered(shard, [topic], send, part=[verb])
+        if answer == UNKNOWN:
+            raise OutcomeUnknown(
+                f"the call to {verb} {topic} came too late to tell whether it was made before: "
+                "look, and repeat it if need be"
+            )
+        return answer
 
     def _shard(self, key: JobKey) -> int:
         return shard_of(key.topic, key.id, self.shards)

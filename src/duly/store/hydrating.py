@@ -33,7 +33,7 @@ class Hydrating(Calls):
     # -- what a record promised ---------------------------------------------------------------------------
 
     async def hydrate(
-        self, promises: Iterable[Promise], *, generation: int | None = None
+        self, promises: Iterable[Promise], *, generation: int | None = None, reason: str = "cancelled"
     ) -> list[Hydrated | DulyError]:
         """
         Take over jobs from their rows; one outcome for each, in their order.
@@ -42,17 +42,17 @@ class Hydrating(Calls):
         run of that is told to stop.  One of an equal or higher revision is kept.  No limit refuses it.
 
         With a *generation* only a queue takes them that was found sound, and in that one: rows that were read
-        before a loss may have ended since.
+        before a loss may have ended since.  The *reason* is that of those that were cancelled.
 
         Raises:
             StoreUnavailable, OutcomeUnknown: What became of every single one.  The same call again is safe.
         """
-        send = partial(self._hydrate, generation="" if generation is None else generation)
+        send = partial(self._hydrate, generation="" if generation is None else generation, reason=reason)
         items = ((self._shard(promise.order.key), promise.order, promise) for promise in promises)
         return unless_all_failed(await in_bulk(send, self.shards, items))
 
     async def _hydrate(
-        self, shard: int, batch: list[tuple[Order, Promise]], generation: int | str
+        self, shard: int, batch: list[tuple[Order, Promise]], generation: int | str, reason: str
     ) -> list[Hydrated | DulyError]:
         topics: dict[str, None] = {}
         rest: list[Any] = []
@@ -67,14 +67,13 @@ class Hydrating(Calls):
                 mark |= PROMISED_REPLY
             counts = min(promise.attempts, MAX_COUNT), min(promise.crashes, MAX_COUNT)
             head = PROMISE.pack(mark, order.due_ms or 0, promise.revision, *counts)
-            # Of one that is cancelled only who wants to be told of it matters.
-            body = (
-                (order.envelope if asks else b"",) if promise.cancelled else (order.envelope, order.payload)
-            )
+            # One that is cancelled is not to run: its envelope tells who is to be told, and who made it.
+            body = (order.envelope,) if promise.cancelled else (order.envelope, order.payload)
             rest += (order.key.member, head, b"".join((promise.request, options, *body)))
         fixed = {
             "nonce": new_nonce(),
             "keep_ms": self.keeping.done_ms,
+            "reason": reason,
             "generation": generation,
             "topic_count": len(topics),
         }

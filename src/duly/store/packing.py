@@ -10,11 +10,13 @@ from struct import Struct
 SPEC = Struct(">BQ")
 #: How hydrate.lua is: a byte for state, lane and options; its time, revision, attempts and crashes.
 PROMISE = Struct(">BQQHH")
+NUMBER = Struct(">Q")  #: of a shard, as revisions are
 HAS_OPTIONS, FROM_NOW = 32, 64
 ON_CONFLICT = {"keep": 0, "replace": 1, "raise": 2}
 ASKS_FOR_REPLY = 4
-#: Bits of a spec that add.lua has no part in: a lane of its own, a reply, a job that is to be replaced.
-NOT_USUAL = 3 << 3 | ASKS_FOR_REPLY | ON_CONFLICT["replace"]
+AWAITED = 128
+#: Bits of a spec that add.lua has no part in: a lane of its own, a reply, a waiter, a job to be replaced.
+NOT_USUAL = 3 << 3 | ASKS_FOR_REPLY | AWAITED | ON_CONFLICT["replace"]
 PROMISED_REPLY = 64  #: the same for hydrate.lua and thaw.lua
 
 MAX_COUNT = 0xFFFF  #: of the runs and crashes that a record counts

@@ -20,15 +20,16 @@ class Replying(Calls):
 
     async def reply_take(
         self, shard: int, name: str, limit: int, *, lease_ms: int
-    ) -> tuple[int, list[tuple[int, bytes, bytes, bytes]]]:
+    ) -> tuple[int, list[tuple[int, bytes, bytes, bytes]], bool]:
         """
         Lease replies of the queue *name*, oldest first.
 
-        The answer is how many were dropped unread, and of each its number, member, head and outcome.
+        The answer is how many were dropped unread, of each its number, member, head and outcome, and whether
+        more were left out for their size.
         """
         fixed = {"name": name, "limit": limit, "max_bytes": CLAIM_BYTES, "lease_ms": lease_ms}
-        dropped, taken = await self._run("reply_take", shard, (), fixed)
-        return dropped, list(zip(*(taken[at::4] for at in range(4)), strict=True))
+        dropped, taken, cut = await self._run("reply_take", shard, (), fixed)
+        return dropped, list(zip(*(taken[at::4] for at in range(4)), strict=True)), bool(cut)
 
     async def reply_ack(self, shard: int, name: str, numbers: Sequence[int]) -> int:
         """

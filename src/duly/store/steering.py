@@ -1,24 +1,26 @@
 """
-What people ask for: of jobs cancel, reschedule and requeue; of topics pause, resume, limits and callbacks.
+What people ask for: of jobs cancel, reschedule and requeue; of topics pause, resume and callbacks.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
-from duly.errors import DulyError, OutcomeUnknown
-from duly.ids import new_nonce, new_request
+from duly.errors import DulyError
+from duly.ids import new_nonce
+from duly.store.agreement import Agreement
 from duly.store.answers import cancelled_of, held_of, moved_of
-from duly.store.calls import Calls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from duly.connection import Tries
     from duly.job import Accepted, JobKey, JobState, Placed
     from duly.store.values import Held
 
 
-class Steering(Calls):
+class Steering(Agreement):
     """
     What operators need.
     """
@@ -37,20 +39,12 @@ class Steering(Calls):
             OutcomeUnknown: The reply was lost, and others had changed a job when the call was repeated.
         """
 
+        def row(key: JobKey) -> tuple[Any, ...]:
+            return key.member, "" if revision is None else revision
+
         async def send(shard: int, batch: list[JobKey]) -> list[bytes]:
-            topics = dict.fromkeys(key.topic for key in batch)
-            fixed = {
-                "nonce": new_nonce(),
-                "keep_ms": self.keeping.done_ms,
-                "reason": reason,
-                "topic_count": len(topics),
-                **await self._sent(shard),
-            }
-            rest: list[Any] = []
-            for key in batch:
-                rest += (key.member, "" if revision is None else revision)
-            words: list[bytes] = await self._run("cancel", shard, topics, fixed, (*topics, *rest))
-            return words
+            said = {"keep_ms": self.keeping.done_ms, "reason": reason}
+            return await self._change("cancel", shard, [(key, row(key)) for key in batch], said)
 
         words = await self._scatter(keys, send)
         return [cancelled_of(key, word) for key, word in zip(keys, words, strict=True)]
@@ -73,13 +67,8 @@ class Steering(Calls):
             Conflict: It runs or has ended, or *revision* does not stand any more.
         """
         when = f"+{delay_ms or 0}" if due_ms is None else due_ms
-        words = await self._run(
-            "reschedule",
-            self._shard(key),
-            (key.topic,),
-            {"nonce": new_nonce(), "topic_count": 1, **await self._sent(self._shard(key))},
-            (key.topic, key.member, new_request(), when, "" if revision is None else revision),
-        )
+        row = key.member, self._request(), when, "" if revision is None else revision
+        words = await self._change("reschedule", self._shard(key), [(key, row)])
         return moved_of(key, words[0], "rescheduled")
 
     async def hold(self, key: JobKey, *, least_ms: int, revision: int | None = None) -> Held | None:
@@ -115,14 +104,11 @@ class Steering(Calls):
         With a *revision* only that one is run again.
         """
 
+        def row(key: JobKey) -> tuple[Any, ...]:
+            return key.member, self._request(), "" if revision is None else revision
+
         async def send(shard: int, batch: list[JobKey]) -> list[bytes]:
-            topics = dict.fromkeys(key.topic for key in batch)
-            rest: list[Any] = []
-            for key in batch:
-                rest += (key.member, new_request(), "" if revision is None else revision)
-            fixed = {"nonce": new_nonce(), "topic_count": len(topics), **await self._sent(shard)}
-            words: list[bytes] = await self._run("requeue", shard, topics, fixed, (*topics, *rest))
-            return words
+            return await self._change("requeue", shard, [(key, row(key)) for key in batch])
 
         outcomes: list[Placed | DulyError] = []
         for key, word in zip(keys, await self._scatter(keys, send), strict=True):
@@ -132,49 +118,50 @@ class Steering(Calls):
                 outcomes.append(error)
         return outcomes
 
+    async def _change(
+        self,
+        verb: str,
+        shard: int,
+        rows: Sequence[tuple[JobKey, tuple[Any, ...]]],
+        said: dict[str, Any] | None = None,
+    ) -> list[bytes]:
+        """
+        Change jobs of one shard: what the script is told of each, and one word of it for each.
+        """
+
+        async def send(
+            some: Sequence[tuple[JobKey, tuple[Any, ...]]], once: dict[str, Any], tries: Tries
+        ) -> list[bytes]:
+            topics = dict.fromkeys(key.topic for key, _ in some)
+            rest = itertools.chain(topics, *(row for _, row in some))
+            fixed = {"topic_count": len(topics), **(said or {}), **once}
+            words: list[bytes] = await self._run(verb, shard, topics, fixed, list(rest), tries=tries)
+            return words
+
+        return await self._remembered(shard, rows, send, part=[verb, *(key.member for key, _ in rows)])
+
     async def pause(self, topic: str) -> None:
         """
         Let no more jobs of *topic* be claimed.
         """
-        for shard in range(self.shards):
-            await self._set("pause", shard, (), topic)
+        await self._say(topic, "pause")
 
     async def resume(self, topic: str) -> None:
         """
         Let jobs of *topic* be claimed again.
         """
-        for shard in range(self.shards):
-            await self._set("resume", shard, (topic,), topic)
-
-    async def _set(self, verb: str, shard: int, named: Sequence[str], topic: str) -> None:
-        sent_ms = (await self._sent(shard))["sent_ms"]
-        fixed = {"nonce": new_nonce(), "topic": topic, "sent_ms": sent_ms}
-        if await self._run(verb, shard, named, fixed) == b"unknown":
-            raise OutcomeUnknown(
-                f"the call to {verb} {topic} came too late to tell whether it was made before: "
-                "look, and repeat it if need be"
-            )
-
-    async def limit(self, topic: str, backlog: int | None) -> None:
-        """
-        Refuse jobs of *topic* beyond *backlog* that wait; None lifts the limit.
-        """
-        for keys in self.keys:
-            if backlog is None:
-                await self.link.call("HDEL", keys.fixed["topics"], f"{topic}:limit")
-            else:
-                share = max(1, -(-backlog // self.shards))
-                # First: add.lua looks here, and at no topic.
-                await self.link.call("HSET", keys.fixed["meta"], "limited", "1")
-                await self.link.call("HSET", keys.fixed["topics"], f"{topic}:limit", share)
+        await self._say(topic, "resume")
 
     async def set_callback(self, topic: str, url: str | None) -> None:
         """
         Have jobs of *topic* delivered to *url*, those that wait as well; None lets workers run them again.
         """
-        for keys in self.keys:
-            if url is None:
-                await self.link.call("HDEL", keys.fixed["topics"], f"{topic}:callback")
-            else:
-                await self.link.call("HSET", keys.fixed["topics"], f"{topic}:callback", url)
-                await self.link.call("LPUSH", keys.fixed["callbacks"], topic)
+        await self._say(topic, "set_callback", url)
+
+    async def put_key(self, id_: str, about: bytes) -> None:
+        """
+        Keep an API key.
+
+        Ids are never used again, so to drop one needs no such call: it may be repeated at any time.
+        """
+        await self._set_of(id_, "put_key", 0, id=id_, about=about)

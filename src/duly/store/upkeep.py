@@ -149,6 +149,12 @@ class Upkeep(Calls):
         )
         return int(mended)
 
+    async def probe(self, shard: int) -> None:
+        """
+        Write to a shard as a job would, and leave nothing there.
+        """
+        await self._run("probe", shard, (), {"generation": self.generation() or ""})
+
     async def beat(self, worker: str, about: bytes) -> None:
         """
         Say that a worker lives, or with nothing to say about it, that it has gone.

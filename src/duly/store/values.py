@@ -7,6 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from duly import defaults
+
 if TYPE_CHECKING:
     from duly.job import JobKey, JobState, Lease, Order
 
@@ -23,10 +25,10 @@ class Keeping:
     How long and how much of ended jobs is kept.  Bytes are for the namespace, not for each shard.
     """
 
-    done_ms: int = 24 * 3_600_000
-    dead_ms: int = 14 * 24 * 3_600_000
-    done_bytes: int = 256 * 1024 * 1024
-    dead_bytes: int = 256 * 1024 * 1024
+    done_ms: int = defaults.KEEP_SUCCEEDED_MS
+    dead_ms: int = defaults.KEEP_DEAD_MS
+    done_bytes: int = defaults.KEEP_SUCCEEDED_BYTES
+    dead_bytes: int = defaults.KEEP_DEAD_BYTES
 
 
 class Want(NamedTuple):

@@ -21,6 +21,7 @@ FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 TURN_S = 0.1
 AT_ONCE_S = 10.0  #: how long the giving back of jobs may take
+USAGE = 2  #: how a command of ours ends that was called wrongly: it would end so again
 SETTLED_S = 10.0  #: a program that ran for so long had started well: the next pause is short again
 
 
@@ -50,6 +51,7 @@ class Supervisor:
         self._children: dict[str, Child] = {}
         self._stop = asyncio.Event()
         self._now = asyncio.Event()
+        self._gave_up = False
 
     def stop(self) -> None:
         """
@@ -66,9 +68,12 @@ class Supervisor:
         for child in self._children.values():
             child.send(signal.SIGTERM)
 
-    async def run(self) -> None:
+    async def run(self) -> bool:
         """
         Run all programs until `stop` was called and all have ended.
+
+        Returns:
+            Whether they were stopped because one of them was called wrongly.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -77,6 +82,7 @@ class Supervisor:
         finally:
             for child in self._children.values():
                 await child.close()
+        return self._gave_up
 
     async def _keep(self, program: Program) -> None:
         pause_s = FIRST_PAUSE_S
@@ -92,12 +98,24 @@ class Supervisor:
                 return
             if time.monotonic() - began_s >= SETTLED_S:
                 pause_s = FIRST_PAUSE_S
+            if code == USAGE:
+                self._give_up(child)
+                return
             how = said(code)
             self._tell("", f"{program.name} (pid {child.pid}) {how}; starting it again in {pause_s:g} s")
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._stop.wait()
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _give_up(self, child: Child) -> None:
+        self._tell(
+            "", f"{child.program.name} (pid {child.pid}) cannot start: see what it said; ending the others"
+        )
+        self._gave_up = True
+        self._stop.set()
+        for other in self._children.values():
+            other.send(signal.SIGTERM)
 
     async def _ended(self, child: Child) -> int | None:
         """

@@ -5,7 +5,6 @@ Errands: what a coroutine on the twin's loop has done by the thread that waits f
 from __future__ import annotations
 
 import asyncio
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from duly.record.sessions import Elsewhere
@@ -13,6 +12,7 @@ from duly.record.sessions import Elsewhere
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
+    from queue import SimpleQueue
 
     from duly.record.sessions import AnySession
 
@@ -22,8 +22,8 @@ class Errands:
     One call of the twin: the thread that made it serves it, until it is over.
     """
 
-    def __init__(self) -> None:
-        self._asked: SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = SimpleQueue()
+    def __init__(self, asked: SimpleQueue[Any]) -> None:
+        self._asked: SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = asked
 
     def with_(self, session: AnySession) -> Elsewhere:
         """

@@ -4,15 +4,17 @@ The response queue, blocking.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from typing import Self
 
-    from duly.backoff import Seconds
+    from duly.handlers import Handler
     from duly.job import Job, JobState
-    from duly.replies import Reply
+    from duly.replies import Replies, Reply
     from duly.sync.twin import SyncDuly
+
+R = TypeVar("R")
 
 
 class SyncReply:
@@ -62,6 +64,12 @@ class SyncReply:
         """
         return self._reply.result
 
+    def result_of(self, handler: Handler[..., R]) -> R | None:
+        """
+        What *handler* returned, as it says; see `Reply.result_of`.
+        """
+        return self._reply.result_of(handler)
+
     @property
     def error(self) -> dict[str, Any] | None:
         """
@@ -76,14 +84,27 @@ class SyncReply:
         self._twin.run(self._reply.ack())
 
 
-def each_reply(twin: SyncDuly, name: str, wait: Seconds | None) -> Iterator[SyncReply]:
+class SyncReplies:
     """
-    Replies as they come, each acked when the next is asked for.
+    The blocking twin of `Replies`: ``for reply in app.sync.replies(name)``.
     """
-    source = twin.here().replies(name, wait=wait)
 
-    def go_on() -> Iterator[SyncReply]:
-        while (reply := twin.run(source.next())) is not None:
-            yield SyncReply(twin, reply)
+    def __init__(self, twin: SyncDuly, replies: Replies) -> None:
+        self._twin = twin
+        self._replies = replies
 
-    return go_on()
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> SyncReply:
+        reply = self.next()
+        if reply is None:
+            raise StopIteration
+        return reply
+
+    def next(self) -> SyncReply | None:
+        """
+        Ack the reply before and return the next one; None where none came in the time that was said.
+        """
+        reply = self._twin.run(self._replies.next())
+        return None if reply is None else SyncReply(self._twin, reply)

@@ -4,36 +4,64 @@ The app, blocking: every method runs its async namesake on a loop of the twin's 
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
-from duly.handle import JobHandle
-from duly.sync.loopthread import LoopThread, forbid_running_loop
-from duly.sync.replies import each_reply
+from duly.errors import Unsupported
+from duly.extras import needed
+from duly.forks import importing
+from duly.handle import JobHandle, KnownJob
+from duly.mistakes import checked_jobs
+from duly.sync.follower import SyncFollower
+from duly.sync.greenlets import begin_loop, prepare_loop
+from duly.sync.keyring import SyncKeyRing
+from duly.sync.loopthread import forbid_running_loop
+from duly.sync.quarantine import SyncQuarantine
+from duly.sync.replies import SyncReplies
 from duly.views import PAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
     from datetime import datetime
     from types import TracebackType
-    from typing import Self, Unpack
+    from typing import Never, Self, Unpack
 
     from duly.app import Duly
-    from duly.backoff import Seconds
+    from duly.audit import AuditRecord
+    from duly.durations import Seconds
     from duly.errors import DulyError
+    from duly.glance import StatsDocument
+    from duly.handlers import Handler
     from duly.job import Accepted, Job, JobKey, JobState, Placed
-    from duly.newjob import NewJob, Options
+    from duly.newjob import NewJob, Options, ResultReader
     from duly.record.sessions import AnySession, Elsewhere
-    from duly.sync.replies import SyncReply
+    from duly.sync.loopthread import LoopThread
     from duly.views import Page, Stats, Views
 
 T = TypeVar("T")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
+#: Where to find what the twin does not offer, beside the app's own coroutine
+_WAYS = {
+    "aclose": "close the twin with app.sync.close()",
+    "redirect": "call app.redirect(…), which renews app.sync as well",
+    "crew": "a worker is not part of it: run `duly work`, or asyncio.run(app.work())",
+    "make_store": "a store is awaited: use app.make_store() on an event loop",
+    "record": "jobs of the record are reached by its verbs, with session=…, and `duly record` has the rest; "
+    "await app.record() on an event loop",
+}
+
 _starting = threading.Lock()
+
+
+def _refuse(name: str, *_: object, **__: object) -> Never:
+    way = _WAYS.get(name, f"it is a part that has to be awaited: use await app.{name}() on an event loop")
+    raise Unsupported(f"app.sync has no {name}(): {way}")
 
 
 def _renew_lock() -> None:
@@ -82,7 +110,7 @@ class SyncDuly:
         self,
         job: NewJob[R] | str,
         payload: object = None,
-        *,
+        *more: object,
         session: AnySession | None = None,
         **options: Unpack[Options],
     ) -> SyncJobHandle[R] | SyncJobHandle[Any]:
@@ -91,34 +119,63 @@ class SyncDuly:
         """
         # Which overload it is decides the app: what it takes is what we were given.
         send = cast("Callable[..., Coroutine[Any, Any, JobHandle[Any]]]", self.here().enqueue)
-        handle = self.run_with(session, lambda given: send(job, payload, session=given, **options))
-        return SyncJobHandle(self, handle.key, handle.placed)
+        handle = self.run_with(session, lambda given: send(job, payload, *more, session=given, **options))
+        return SyncJobHandle(self, handle.key, handle.placed, handle.reader)
+
+    def enqueue_awaited(self, job: NewJob[R]) -> SyncJobHandle[R]:
+        """
+        Promise to run a job for a caller that waits for its end; see `Duly.enqueue_awaited`.
+        """
+        handle = self.run(self.here().enqueue_awaited(job))
+        return SyncJobHandle(self, handle.key, handle.placed, handle.reader)
 
     def enqueue_many(
-        self, jobs: Iterable[NewJob[Any]], *, session: AnySession | None = None
-    ) -> list[SyncJobHandle[Any] | DulyError]:
+        self, jobs: Iterable[NewJob[R]], *, session: AnySession | None = None
+    ) -> list[SyncJobHandle[R] | DulyError]:
         """
         Promise any number of jobs; see `Duly.enqueue_many`.
         """
         # Listed here: what makes them may block, and may use the twin itself.
-        listed = list(jobs)
+        listed = list(checked_jobs(jobs))
         outcomes = self.run_with(session, lambda given: self.here().enqueue_many(listed, session=given))
         return [
-            outcome if isinstance(outcome, Exception) else SyncJobHandle(self, outcome.key, outcome.placed)
+            outcome
+            if isinstance(outcome, Exception)
+            else SyncJobHandle(self, outcome.key, outcome.placed, outcome.reader)
             for outcome in outcomes
         ]
 
-    def job(self, topic: str, id_: str) -> SyncJobHandle[Any]:
-        """
-        A handle on a job that was sent earlier, maybe by somebody else.
-        """
-        return SyncJobHandle(self, self.here().job(topic, id_).key)
+    @overload
+    def job(self, topic: Handler[..., R], id_: str) -> SyncJobHandle[R]: ...
 
-    def replies(self, name: str, *, wait: Seconds | None = None) -> Iterator[SyncReply]:
+    @overload
+    def job(self, topic: str, id_: str) -> SyncJobHandle[Any]: ...
+
+    def job(self, topic: Handler[..., Any] | str, id_: str) -> SyncJobHandle[Any]:
+        """
+        A handle on a job that was sent earlier, maybe by somebody else; see `Duly.job`.
+        """
+        handle = self.here().job(topic, id_)
+        return SyncJobHandle(self, handle.key, reader=handle.reader)
+
+    def replies(self, name: str, *, wait: Seconds | None = None) -> SyncReplies:
         """
         What becomes of jobs that were sent with ``reply_to=name``; see `Duly.replies`.
         """
-        return each_reply(self, name, wait)
+        return SyncReplies(self, self.here().replies(name, wait=wait))
+
+    def events(
+        self,
+        *,
+        topics: str | Iterable[str] | None = None,
+        verbs: str | Iterable[str] | None = None,
+        since: str | None = None,
+        wait: Seconds | None = None,
+    ) -> SyncFollower:
+        """
+        What happens to jobs, as it happens; see `Duly.events`.
+        """
+        return SyncFollower(self, self.here().events(topics=topics, verbs=verbs, since=since, wait=wait))
 
     # -- topics -------------------------------------------------------------------------------------------
 
@@ -146,17 +203,94 @@ class SyncDuly:
         """
         self.run(self.here().callback(topic, url))
 
-    def purge(self, topic: str) -> int:
+    def purge(self, topic: str, *, state: JobState | None = None) -> int:
         """
         Cancel every job of *topic* that waits; see `Duly.purge`.
         """
-        return self.run(self.here().purge(topic))
+        return self.run(self.here().purge(topic, state=state))
+
+    def purge_some(self, topic: str, state: JobState, cursor: str | None = None) -> tuple[int, str | None]:
+        """
+        Cancel a bounded number of jobs of *topic* that wait; see `Duly.purge_some`.
+        """
+        return self.run(self.here().purge_some(topic, state, cursor))
+
+    # -- oversight ----------------------------------------------------------------------------------------
+
+    def stats(self) -> StatsDocument:
+        """
+        The queue at a glance; see `Duly.stats`.
+        """
+        return self.run(self.here().stats())
+
+    def audit(self, limit: int = 50) -> list[AuditRecord]:
+        """
+        Who changed what by hand, the newest first; see `Duly.audit`.
+        """
+        return self.run(self.here().audit(limit))
+
+    def quarantine(self) -> SyncQuarantine:
+        """
+        The stored jobs that cannot be read; see `Duly.quarantine`.
+        """
+        return SyncQuarantine(self)
 
     def views(self) -> SyncViews:
         """
         Read-only questions to the store.
         """
         return SyncViews(self)
+
+    def key_ring(self) -> SyncKeyRing:
+        """
+        The API keys of the namespace; see `Duly.key_ring`.
+        """
+        return SyncKeyRing(self)
+
+    # -- what blocks for good -----------------------------------------------------------------------------
+
+    def work(self, **_: object) -> Never:
+        """
+        Refuse: a worker is not part of the twin.
+
+        Raises:
+            Unsupported: Always.
+        """
+        raise Unsupported("app.sync has no worker: run `duly work`, or asyncio.run(app.work())")
+
+    def deliver(self, **_: object) -> Never:
+        """
+        Refuse: delivering callbacks is not part of the twin.
+
+        Raises:
+            Unsupported: Always.
+        """
+        raise Unsupported(
+            "app.sync delivers no callbacks: run `duly work --callbacks`, or asyncio.run(app.deliver())"
+        )
+
+    # -- the rest of the app ------------------------------------------------------------------------------
+
+    @property
+    def sync(self) -> Self:
+        """
+        The twin itself.
+        """
+        return self
+
+    if not TYPE_CHECKING:  # to a type checker every attribute would be there
+
+        def __getattr__(self, name: str) -> Any:
+            """
+            Find what the app has: what never waits, such as `handler` or `settings`, is the app's own.
+
+            What is awaited and what is of no use without its loop is a function that raises `Unsupported`.
+            """
+            if name.startswith("_") or not hasattr(self.here(), name):
+                msg = f"{type(self).__name__!r} object has no attribute {name!r}"
+                raise AttributeError(msg, name=name, obj=self)
+            found = getattr(self.here(), name)
+            return partial(_refuse, name) if name in _WAYS or inspect.iscoroutinefunction(found) else found
 
     # -- connecting ---------------------------------------------------------------------------------------
 
@@ -213,10 +347,12 @@ class SyncDuly:
         if session is None:
             return self.run(make(None))
         forbid_running_loop()
-        from duly.sync.errands import Errands  # noqa: PLC0415  # packages that need not be there
+        with needed("a session"), importing():
+            from duly.sync.errands import Errands  # noqa: PLC0415  # packages that need not be there
 
-        errands = Errands()
-        return self.thread().call(make(errands.with_(session)), errands.serve)
+        thread = self.thread()
+        errands = Errands(thread.new_queue())
+        return thread.call(make(errands.with_(session)), errands.serve)
 
     def thread(self) -> LoopThread:
         """
@@ -225,10 +361,12 @@ class SyncDuly:
         thread = self._thread
         if thread is not None and thread.usable:
             return thread
+        # Not under the lock: under gevent it may switch to another greenlet, which may want the lock.
+        prepare_loop(remote=self.here().settings.remote)
         with _starting:
             thread = self._thread
             if thread is None or not thread.usable:
-                thread = self._thread = LoopThread(self.here().aclose)
+                thread = self._thread = begin_loop(self.here().aclose)
                 # Should nobody close it.
                 weakref.finalize(self, thread.ask_to_end).atexit = False
         return thread
@@ -245,46 +383,20 @@ class SyncDuly:
         return self._app
 
 
-class SyncJobHandle(Generic[R_co]):
+class SyncJobHandle(KnownJob[R_co]):
     """
     The blocking twin of `JobHandle`.
     """
 
-    def __init__(self, twin: SyncDuly, key: JobKey, placed: Placed | None = None) -> None:
+    def __init__(
+        self,
+        twin: SyncDuly,
+        key: JobKey,
+        placed: Placed | None = None,
+        reader: ResultReader | None = None,
+    ) -> None:
+        super().__init__(key, placed, reader)
         self._twin = twin
-        self.key = key
-        self.placed = placed  #: what the store answered when it was sent
-
-    def __repr__(self) -> str:
-        return f"<SyncJobHandle {self.key}>"
-
-    @property
-    def topic(self) -> str:
-        """
-        Its topic.
-        """
-        return self.key.topic
-
-    @property
-    def id(self) -> str:
-        """
-        Its id, unique within the topic.
-        """
-        return self.key.id
-
-    @property
-    def created(self) -> bool:
-        """
-        Whether sending it made a new revision, rather than finding the job there already.
-        """
-        return self._handle().created
-
-    @property
-    def due_at(self) -> datetime | None:
-        """
-        When it was due as of when it was sent.
-        """
-        return self._handle().due_at
 
     def get(self) -> Job:
         """
@@ -292,11 +404,15 @@ class SyncJobHandle(Generic[R_co]):
         """
         return self._twin.run(self._handle().get())
 
-    def cancel(self, *, session: AnySession | None = None) -> JobState | Accepted:
+    def cancel(
+        self, *, revision: int | None = None, session: AnySession | None = None
+    ) -> JobState | Accepted:
         """
         End it, also while it runs; see `JobHandle.cancel`.
         """
-        return self._twin.run_with(session, lambda given: self._handle().cancel(session=given))
+        return self._twin.run_with(
+            session, lambda given: self._handle().cancel(revision=revision, session=given)
+        )
 
     def reschedule(
         self,
@@ -316,13 +432,15 @@ class SyncJobHandle(Generic[R_co]):
             ),
         )
 
-    def requeue(self, *, session: AnySession | None = None) -> Placed:
+    def requeue(self, *, revision: int | None = None, session: AnySession | None = None) -> Placed:
         """
         Run it again now that it has ended; see `JobHandle.requeue`.
         """
-        return self._twin.run_with(session, lambda given: self._handle().requeue(session=given))
+        return self._twin.run_with(
+            session, lambda given: self._handle().requeue(revision=revision, session=given)
+        )
 
-    def result(self, timeout: float | None = None) -> R_co:
+    def result(self, timeout: Seconds | None = None) -> R_co:
         """
         Wait until it has ended and return what its handler returned; see `JobHandle.result`.
         """
@@ -330,7 +448,7 @@ class SyncJobHandle(Generic[R_co]):
 
     def _handle(self) -> JobHandle[R_co]:
         # Made anew, because a handle may come through a fork, into a process with connections of its own.
-        return JobHandle(self._twin.here(), self.key, self.placed)
+        return JobHandle(self._twin.here(), self.key, self.placed, self.reader)
 
 
 class SyncViews:
@@ -426,6 +544,18 @@ class SyncViews:
         How many scheduled jobs are due from each of *bounds* on and before the next, in milliseconds.
         """
         return self._twin.run(self._views().due_counts(bounds))
+
+    def changed(self, job: Job, newest: Sequence[int]) -> bool:
+        """
+        Return whether a job was sent or changed after `newest` was asked; its runs do not count.
+        """
+        return self._views().changed(job, newest)
+
+    def shard_of(self, key: JobKey) -> int:
+        """
+        Return the number of the shard that a job is on.
+        """
+        return self._views().shard_of(key)
 
     def _views(self) -> Views:
         return self._twin.run(self._twin.here().views())

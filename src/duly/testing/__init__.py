@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from duly.testing.bed import TestBed
     from duly.testing.clock import TestClock
     from duly.testing.draining import Drained, Ran
+    from duly.testing.realqueue import real_queue
     from duly.testing.snapshots import JobSnapshot
 
 #: Where each name lives.  Imported when it is first used: pytest loads the plugin for everybody.
@@ -22,9 +23,10 @@ _HOMES = {
     "Ran": "duly.testing.draining",
     "TestBed": "duly.testing.bed",
     "TestClock": "duly.testing.clock",
+    "real_queue": "duly.testing.realqueue",
 }
 
-__all__ = ["Drained", "JobSnapshot", "Ran", "TestBed", "TestClock"]
+__all__ = ["Drained", "JobSnapshot", "Ran", "TestBed", "TestClock", "real_queue"]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,12 +5,14 @@ An app under test: on a server for tests, in a namespace of its own, by a clock 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import itertools
 import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from weakref import WeakSet
 
+from duly.embedded.throwaway import throw_away_server
 from duly.errors import UsageError
 from duly.handlers import Handler
 from duly.job import JobState
@@ -20,6 +22,7 @@ from duly.testing.clock import TestClock
 from duly.testing.draining import Drained, drain
 from duly.testing.matching import ANYTHING, listed, pattern
 from duly.testing.snapshots import JobSnapshot, snapshot
+from duly.testrun import TEST_RUN
 from duly.views import Views
 
 if TYPE_CHECKING:
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from duly.app import Duly
-    from duly.backoff import Seconds
+    from duly.durations import Seconds
     from duly.handlers import NewJob
     from duly.store import Store
     from duly.testing.matching import Pattern
@@ -52,10 +55,19 @@ class TestBed:
 
     __test__ = False  # not a test class, whatever its name suggests to pytest
 
-    def __init__(self, app: Duly, url: str, *, clock: TestClock | Literal["server", "test"] = "test") -> None:
+    def __init__(
+        self,
+        app: Duly,
+        url: str | None = None,
+        *,
+        clock: TestClock | Literal["server", "test"] = "test",
+        record: str | None = None,
+    ) -> None:
         """
         Prepare: use ``with`` or ``async with`` around the test.
 
+        *url* is that of a server for tests; without one, a server is started that ends with this process.
+        *record* is that of a database for tests; without one, the app has no record meanwhile.
         With ``clock="server"`` time passes by itself and ``app.work()`` works; `drain` does not.
 
         Raises:
@@ -68,6 +80,7 @@ class TestBed:
         self.sync = SyncBed(self)  #: for plain test functions
         self._clock = TestClock() if clock == "test" else clock if isinstance(clock, TestClock) else None
         self._url = url
+        self._record = record
         self._before = app.settings
         self._aside = Aside()
         self._store: Store | None = None
@@ -92,11 +105,17 @@ class TestBed:
 
         Raises:
             UsageError: It is connected already, or in another test bed.
+            StoreUnavailable, ServerUnsuitable: No URL was given, and no server can be started.
         """
         if self.app in _taken:
             raise UsageError("the app is in another test bed: one at a time")
-        self._before = self.app.settings
-        self.app.redirect(replace(self._before, url=self._url, namespace=self.namespace), self._clock)
+        url = self._url
+        if url is None:
+            url = throw_away_server()
+            TEST_RUN.add_server(url)
+        self._before = self.app.configured
+        settings = replace(self._before, url=url, namespace=self.namespace, record=self._record)
+        self.app.redirect(settings, self._clock, in_test_bed=True)
         _taken.add(self.app)
         return self
 
@@ -136,15 +155,13 @@ class TestBed:
         """
         Close the app's connections, in whichever loop they are; who is inside that loop awaits aclose().
         """
-        loop = self.app.loop
-        if loop is None or loop.is_closed():
-            return
-        if not loop.is_running():
-            # The loop of an async test, between the test and the end of the loop.
-            loop.run_until_complete(self.app.aclose())
-        else:
-            # That of another thread.
-            asyncio.run_coroutine_threadsafe(self.app.aclose(), loop).result()
+        while (loop := self.app.loop) is not None:
+            if not loop.is_running():
+                # The loop of an async test, between the test and the end of the loop.
+                loop.run_until_complete(self.app.aclose())
+            else:
+                # That of another thread.
+                asyncio.run_coroutine_threadsafe(self.app.aclose(), loop).result()
 
     async def _forget(self) -> None:
         """
@@ -327,7 +344,8 @@ class SyncBed:
         if self._runner is None:
             # One loop for the whole test: the app's connections are bound to it.
             self._runner = asyncio.Runner()
-        return self._runner.run(coroutine)
+        # By itself, it would keep the context variables of its first call for all later ones.
+        return self._runner.run(coroutine, context=contextvars.copy_context())
 
     def close(self) -> None:
         """

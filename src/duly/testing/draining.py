@@ -5,6 +5,7 @@ Run everything that is due, with an app's own handlers, until nothing is.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,6 +15,7 @@ from duly.errors import UsageError
 from duly.handlers import Handler
 from duly.outcome import Ack, Planned, Raised, RetryLater, Snooze
 from duly.services.worker import Worker
+from duly.testing.frozen import stands_still
 
 if TYPE_CHECKING:
     from duly.app import Duly
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from duly.settings import Settings
 
 LOOK_AGAIN_S = 0.02
+HANG_S = 3.0  #: how long async handlers may run on a loop whose time is frozen
 
 Ending = Literal["succeeded", "retried", "snoozed", "dead", "lost"]
 
@@ -137,17 +140,35 @@ async def drain(app: Duly, settings: Settings, limit: int) -> Drained:
 
 
 async def _run_all(worker: Drainer, limit: int) -> None:
+    looks = 0
     while True:
         # What still runs while the claim is under way may enqueue more behind its back.
         idle = not worker.running.runs
         if await worker.run_once():
             if worker.claimed > limit:
                 raise UsageError(_too_many(worker.ran, limit))
+            looks = 0
+        elif worker.running.runs and stands_still(asyncio.get_running_loop()):
+            # Timers of this loop never end; another thread sleeps.
+            await asyncio.to_thread(time.sleep, LOOK_AGAIN_S)
+            looks += 1
+            if looks * LOOK_AGAIN_S >= HANG_S:
+                _check_for_hang(worker)
         elif worker.running.runs:
             # Not for long: a handler may wait for a job that it has just enqueued.
             await asyncio.wait([worker.running.changed()], timeout=LOOK_AGAIN_S)
         elif idle:
             return
+
+
+def _check_for_hang(worker: Drainer) -> None:
+    runs = worker.running.runs.values()
+    topics = sorted({run.handler.topic for run in runs if run.handler.run_in == "loop"})
+    if topics:
+        raise UsageError(
+            f"time stands still for asyncio as well, and handlers of {', '.join(topics)} still wait: "
+            "say freeze_time(…, real_asyncio=True), so that asyncio.sleep() and timeouts end"
+        )
 
 
 def _too_many(ran: dict[Run, Ran], limit: int) -> str:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from duly.backoff import Seconds, wait_ms
 from duly.codec import decode
+from duly.durations import Seconds, parse_duration
 from duly.errors import UsageError
 from duly.handlers import Handler, NewJob
 from duly.job import check_id, check_topic, moment
@@ -136,7 +136,7 @@ def pattern(
         payload,
         whole,
         None if id_ is None else check_id(id_),
-        None if delay is None else wait_ms(delay),
+        None if delay is None else parse_duration(delay, "delay"),
         None if due_at is None else due_at_ms(due_at),
         options,
     )

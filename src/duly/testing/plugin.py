@@ -5,6 +5,9 @@ duly_server   the URL of a real server for the run; override it to use one of yo
 duly_app      the app under test; override it to return yours
 duly          a `TestBed` with that app, new for each test
 duly_for      a function that makes one for any app: ``duly_for(app, clock="server")``
+
+Outside of these, no test connects to the queue that an app is configured with, unless it says so: with the
+marker ``real_queue``, or `duly.testing.real_queue`.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from duly.testrun import TEST_RUN
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
@@ -26,6 +31,30 @@ if TYPE_CHECKING:
 LINGER_S = 0.5  #: how long the server outlasts the run
 
 _beds: list[TestBed] = []  #: of the test that is running
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """
+    Refuse configured queues: while tests are collected, and until the process ends.
+    """
+    config.addinivalue_line(
+        "markers", "real_queue: the test may reach the queue that its app is configured with"
+    )
+    TEST_RUN.begin()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """
+    Allow them to a test that says so, and to its fixtures.
+    """
+    if item.get_closest_marker("real_queue") is None:
+        return (yield)
+    TEST_RUN.open()
+    try:
+        return (yield)
+    finally:
+        TEST_RUN.close()
 
 
 # An app is connected in the loop of its test, and has to be disconnected there before that is closed.
@@ -84,6 +113,7 @@ def duly_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             "To use one of your own, override the fixture duly_server and return its URL.",
             pytrace=False,
         )
+    TEST_RUN.add_server(url)
     # However this process ends: the server belongs to the directory and ends when nobody holds its lock.
     yield url
     server.close()

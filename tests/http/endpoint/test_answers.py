@@ -10,9 +10,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from starlette.responses import JSONResponse, PlainTextResponse
 
-from duly import UsageError
+from duly import Duly, Fixed, UsageError
 from duly.contrib.fastapi import lifespan
 from duly.http import AsyncJob, async_endpoint
+from duly.record.schema import migrate
 from tests.http.conftest import problem
 from tests.http.endpoint.kit import ID, REFUND, refunding, served
 
@@ -50,6 +51,44 @@ async def test_options_come_from_the_request(make, queue):
         assert 50 <= int(status.headers["retry-after"]) <= 60
         wrong = await client.post("/orders/8/refund?in=-1", json={"amount": 2})
         assert "delay" == problem(wrong, 422, "invalid")["field"]
+
+
+TERMS = {
+    "delay": 60,
+    "expires": datetime(2036, 1, 31, tzinfo=UTC),
+    "ttr": 90,
+    "max_attempts": 7,
+    "backoff": Fixed(5),
+    "context": {"tenant": "acme"},
+    "retain": 3600,
+    "reply_to": "inbox",
+}
+OPTIONS = {
+    "nothing": {},
+    "everything": TERMS | {"priority": "high"},
+    "everything of a callback": TERMS | {"callback": "https://example.com/hook?secret=1"},
+}
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["queue", "record"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+async def test_the_first_answer_is_the_document_of_the_job(
+    make, valkey, namespace, tmp_path, recorded, options
+):
+    url = f"sqlite:///{tmp_path}/record.db" if recorded else None
+    if url:
+        migrate(url)
+    queue = Duly(valkey.url, namespace=namespace, record=url)
+    api = make(lifespan=lifespan(queue))
+    async_endpoint("/hook", "hook", to=api, queue=queue, options=options)
+    async with served(api) as client:
+        accepted = await client.post("/hook", json={"a": 1})
+        assert accepted.json() == (await client.get(accepted.headers["location"])).json()
+        repeated = await client.post("/hook", json={"a": 1}, headers={ID: accepted.headers[ID]})
+        assert (accepted.headers["location"], accepted.json()) == (
+            repeated.headers["location"],
+            repeated.json(),
+        )
 
 
 async def test_options_that_are_always_the_same_are_said_once(make, queue):
@@ -92,7 +131,7 @@ async def test_answers_can_be_made_to_measure(make, queue):
         )
         place = accepted.headers["location"]
         assert "ready" == (await client.get(place)).text
-        assert 600 == (await client.delete(place)).json()["status_code"], "None means the usual answer"
+        assert 600 == (await client.delete(place)).json()["state_code"], "None means the usual answer"
         refused = await client.post("/orders/7/refund", json={})
         assert (422, "oops: invalid") == (refused.status_code, refused.text)
         assert "oops: job-not-found" == (await client.get("/orders/7/refund/none")).text
@@ -105,7 +144,7 @@ async def test_a_result_is_there_only_once_there_is_one(make, queue):
     async_endpoint(REFUND, refunding(queue), to=api, queue=queue, cancel=True)
     async with served(api) as client:
         accepted = await client.post("/orders/7/refund", json={"amount": 5, "reason": "bad"})
-        place = accepted.headers["location"]
+        place, dead_id = accepted.headers["location"], accepted.json()["id"]
         early = await client.get(place + "/result", params={"wait": 0.01})
         assert "ready" == problem(early, 409, "unfinished")["state"]
         assert early.headers["retry-after"]
@@ -116,8 +155,47 @@ async def test_a_result_is_there_only_once_there_is_one(make, queue):
         dead = problem(await client.get(place + "/result?wait=30"), 424, "dead")
         stop.set()
         await worker
-        assert {"type": "buried", "message": "no such order"} == dead["error"]
+        assert {"type": "buried", "reference": f"{dead_id}#1"} == dead["error"]
         problem(await client.delete(place), 409, "conflict")
+
+
+async def test_what_a_caller_has_is_not_sent_again_and_only_what_it_saw_is_cancelled(make, queue):
+    api = make(lifespan=lifespan(queue))
+    async_endpoint(REFUND, refunding(queue), to=api, queue=queue, cancel=True)
+    async with served(api) as client:
+        accepted = await client.post("/orders/7/refund", json={"amount": 5, "reason": "late"})
+        place = accepted.headers["location"]
+        tag = (await client.get(place)).headers["etag"]
+        same = await client.get(place, headers={"If-None-Match": tag})
+        assert (304, b"", tag) == (same.status_code, same.content, same.headers["etag"])
+        assert same.headers["retry-after"]
+        refused = await client.delete(place, headers={"If-Match": '"1"'})
+        assert problem(refused, 412, "outdated")
+        assert tag == refused.headers["etag"]
+        stop = asyncio.Event()
+        worker = asyncio.create_task(queue.work(stop=stop))
+        result = await client.get(place + "/result?wait=30", headers={"If-None-Match": tag})
+        stop.set()
+        await worker
+        assert 200 == result.status_code
+        kept = {"If-None-Match": (await client.get(place)).headers["etag"]}
+        assert [304, 304] == [
+            (await client.get(each, headers=kept)).status_code for each in (place, place + "/result")
+        ]
+
+
+async def test_if_match_holds_for_status_and_result(make, queue):
+    api = make(lifespan=lifespan(queue, work=True))
+    async_endpoint(REFUND, refunding(queue), to=api, queue=queue)
+    async with served(api) as client:
+        accepted = await client.post("/orders/7/refund", json={"amount": 5})
+        place = accepted.headers["location"]
+        tag = (await client.get(place, params={"wait": 30})).headers["etag"]
+        for each in (place, place + "/result"):
+            assert 200 == (await client.get(each, headers={"If-Match": tag})).status_code
+            refused = await client.get(each, headers={"If-Match": '"1"', "If-None-Match": tag})
+            assert "If-Match" == problem(refused, 412, "outdated")["field"]
+            assert tag == refused.headers["etag"]
 
 
 async def test_a_caller_that_prefers_to_wait_is_answered_with_the_end(make, queue):
@@ -140,23 +218,33 @@ async def test_a_caller_that_prefers_to_wait_is_answered_with_the_end(make, queu
     assert ended.headers["x-async-request-id"]
 
 
-async def test_tracebacks_are_not_for_callers(make, queue):
+@pytest.mark.parametrize("shown", [False, True])
+async def test_what_an_exception_says_is_not_for_callers_unless_that_was_asked_for(make, queue, shown):
     @queue.handler("hook", max_attempts=1)
     async def hook() -> None:
         raise ValueError("inner")
 
     api = make(lifespan=lifespan(queue))
-    async_endpoint("/hook", hook, to=api, queue=queue)
+    async_endpoint("/hook", hook, to=api, queue=queue, show_errors=shown)
     async with served(api) as client:
         accepted = await client.post("/hook")
+        place, id_ = accepted.headers["location"], accepted.json()["id"]
         stop = asyncio.Event()
         worker = asyncio.create_task(queue.work(stop=stop, tracebacks=True))
-        told = await client.get(accepted.headers["location"] + "?wait=30")
+        told = await client.get(place + "?wait=30")
         stop.set()
         await worker
-        job = await queue.job("hook", told.json()["id"]).get()
+        answers = [
+            told,
+            await client.get(place + "/result"),
+            await client.post("/hook", headers={"X-Async-Request-Id": id_}),
+        ]
+        job = await queue.job("hook", id_).get()
     assert b"Traceback" in job.outcome
-    assert {"type": "ValueError", "message": "inner"} == told.json()["error"]
+    expected = {"message": "inner"} if shown else {"reference": f"{id_}#1"}
+    for each in answers:
+        assert {"type": "ValueError", **expected} == each.json()["error"]
+        assert "Traceback" not in each.text
 
 
 async def test_a_running_job_is_cancelled_if_that_was_asked_for(make, queue):
@@ -177,7 +265,7 @@ async def test_a_running_job_is_cancelled_if_that_was_asked_for(make, queue):
     async with served(api) as client:
         accepted = await client.post("/hook")
         await running.wait()
-        assert 600 == (await client.delete(accepted.headers["location"])).json()["status_code"]
+        assert 600 == (await client.delete(accepted.headers["location"])).json()["state_code"]
         async with asyncio.timeout(30):
             await stopped.wait()
         firm = await client.post("/firm")

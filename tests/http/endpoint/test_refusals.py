@@ -32,6 +32,15 @@ async def test_a_body_that_does_not_fit_the_model_is_refused_with_its_field(make
         assert [] == await stored(queue)
 
 
+async def test_two_ids_of_one_request_are_refused(make, queue):
+    api = make(lifespan=lifespan(queue))
+    async_endpoint(REFUND, refunding(queue), to=api, queue=queue)
+    async with served(api) as client:
+        refused = await client.post("/orders/7/refund", json={"amount": 5}, headers=[(ID, "a"), (ID, "b")])
+        assert ID == problem(refused, 422, "invalid")["field"]
+        assert [] == await stored(queue)
+
+
 async def test_all_that_pydantic_finds_is_told(make, queue):
     api = make(lifespan=lifespan(queue))
     async_endpoint(REFUND, refunding(queue), to=api, queue=queue)
@@ -180,7 +189,8 @@ async def test_settings_that_cannot_work_are_no_fault_of_the_caller(make, caplog
     async_endpoint("/hook", "hook", to=api, queue=wrong)
     async with served(api) as client:
         for asked in (client.post("/hook"), client.get("/hook/a")):
-            document = problem(await asked, 503, "unavailable")
+            document = problem(await asked, 500, "fault")
+            assert document["reference"] in caplog.text
             assert "inner-host" not in document["detail"]
     assert "the queue cannot be opened" in caplog.text
     assert "inner-host" not in caplog.text
@@ -208,6 +218,7 @@ async def test_a_body_may_be_as_large_as_a_job_can_carry(make, queue):
         problem(await post("/small", 101), 413, "too-large")
 
 
+@pytest.mark.one_shard("with a limit of one, every shard takes a job")
 async def test_a_full_topic_is_told_with_when_to_come_back(make, queue):
     api = make(lifespan=lifespan(queue))
     async_endpoint("/hook", "hook", to=api, queue=queue)
@@ -217,3 +228,14 @@ async def test_a_full_topic_is_told_with_when_to_come_back(make, queue):
         refused = await client.post("/hook")
         problem(refused, 503, "full")
         assert refused.headers["retry-after"]
+
+
+@pytest.mark.parametrize("body", [b'"\xff"', b"1e999", b"[" * 501 + b"]" * 501, b"[" * 5_000 + b"]" * 5_000])
+async def test_a_body_that_no_worker_could_read_is_refused(make, queue, body):
+    api = make(lifespan=lifespan(queue))
+    async_endpoint("/orders", "orders", to=api, queue=queue)
+    async with served(api) as client:
+        answer = await client.post("/orders", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code in (400, 422), answer.text
+        assert answer.json()["detail"]
+        assert [] == await stored(queue)

@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 
-from duly import current_job
+from duly import Duly, current_job
 from duly.contrib.fastapi import lifespan
-from duly.http import AsyncRequest, async_endpoint, current_request
+from duly.http import AsyncRequest, async_endpoint, current_request, endpoint
+from duly.job import JobKey
+from duly.record.schema import migrate
+from tests.eventually import eventually
 from tests.http.conftest import problem
 from tests.http.endpoint.kit import ID, MODELS, REFUND, refunding, served, stored
+from tests.http.test_idempotency import forget
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -26,13 +30,13 @@ async def test_a_request_is_accepted_worked_on_and_its_result_is_there_to_fetch(
         told = accepted.json()
         assert told["id"] == accepted.headers[ID]
         assert f"/orders/o-7/refund/{told['id']}" == accepted.headers["location"]
-        assert ("ready", 100) == (told["state"], told["status_code"])
+        assert ("ready", 100) == (told["state"], told["state_code"])
         assert "1" == accepted.headers["retry-after"]
 
         status = await client.get(accepted.headers["location"], params={"wait": 30})
         assert 200 == status.status_code
         assert ("succeeded", 400, 1) == tuple(
-            status.json()[name] for name in ("state", "status_code", "attempts")
+            status.json()[name] for name in ("state", "state_code", "attempts")
         )
         assert told["id"] == status.headers[ID]
         result = {"order": "o-7", "amount": 5, "kind": model.__name__}
@@ -74,7 +78,7 @@ async def test_the_status_codes_are_those_of_the_first_documents(make, queue):
 
         async def note(place, **params):
             told = (await client.get(place, params=params)).json()
-            codes[told["state"]] = told["status_code"]
+            codes[told["state"]] = told["state_code"]
 
         later = await submit("later")
         await note(later)
@@ -201,6 +205,208 @@ async def test_a_request_id_stands_for_one_request(make, queue, path, amount):
         assert ID == problem(other, 422, "key-reused")["field"]
         assert "r-1" == other.headers[ID]
         assert 1 == len(await stored(queue))
+
+
+@pytest.mark.parametrize("id_", ["r-1", "acme:r-1"])
+@pytest.mark.parametrize("on_conflict", ["keep", "replace", "raise"])
+async def test_a_request_that_is_sent_again_changes_nothing(make, queue, on_conflict, id_):
+    options = {"id": id_, "on_conflict": on_conflict}
+    api = make(lifespan=lifespan(queue))
+    async_endpoint(REFUND, refunding(queue), to=api, queue=queue, options=options)
+    async with served(api) as client:
+        sent = {"json": {"amount": 5}, "headers": {ID: "r-1"}}
+        first = await client.post("/orders/7/refund", **sent)
+        [job] = await stored(queue)
+        again = await client.post("/orders/7/refund", **sent)
+        assert (202, first.json()) == (again.status_code, again.json())
+        assert [job.revision] == [each.revision for each in await stored(queue)]
+        await forget(queue, job.key)
+        again = await client.post("/orders/7/refund", **sent)
+        assert (202, id_) == (again.status_code, again.json()["id"])
+        told = await client.post(
+            "/orders/7/refund", json={"amount": 5}, headers={ID: "r-1", "Prefer": "wait=30"}
+        )
+        assert 202 == told.status_code, "there is nothing to wait for"
+        assert [] == await stored(queue), "it does not run twice"
+
+
+async def test_a_refusal_is_the_first_answer_too(make, queue):
+    api = make(lifespan=lifespan(queue))
+    async_endpoint(REFUND, refunding(queue), to=api, queue=queue, options={"on_conflict": "raise"})
+    async with served(api) as client:
+        await queue.enqueue("refund", {"amount": 5}, id="r-1", delay=60)
+        sent = {"json": {"amount": 5}, "headers": {ID: "r-1"}}
+        first = await client.post("/orders/7/refund", **sent)
+        problem(first, 409, "exists")
+        await forget(queue, JobKey("refund", "r-1"))
+        assert first.content == (await client.post("/orders/7/refund", **sent)).content
+
+
+async def test_the_id_of_a_request_takes_no_room_in_the_context(make, queue):
+    api = make(lifespan=lifespan(queue))
+    async_endpoint(REFUND, refunding(queue), to=api, queue=queue)
+    async with served(api) as client:
+        await client.post("/orders/7/refund", json={"amount": 5}, headers={ID: "r-1"})
+        [job] = await stored(queue)
+    assert {"request"} == job.envelope.context.keys()
+
+
+async def test_requests_that_choose_the_same_job_are_told_apart(make, queue):
+    api = make(lifespan=lifespan(queue))
+    async_endpoint(REFUND, refunding(queue), to=api, queue=queue, options=lambda request, _: {"id": "one"})
+    async with served(api) as client:
+        first = await client.post("/orders/7/refund", json={"amount": 5}, headers={ID: "r-1"})
+        same = await client.post("/orders/7/refund", json={"amount": 5}, headers={ID: "r-2"})
+        assert (202, first.json()) == (same.status_code, same.json())
+        other = await client.post("/orders/7/refund", json={"amount": 6}, headers={ID: "r-3"})
+        problem(other, 422, "key-reused")
+
+
+@pytest.fixture(params=[False, True], ids=["queue", "record"])
+def either(request, valkey, namespace, tmp_path):
+    """
+    A queue without a record, and one with.
+    """
+    url = f"sqlite:///{tmp_path}/record.db" if request.param else None
+    if url:
+        migrate(url)
+    return Duly(valkey.url, namespace=namespace, record=url)
+
+
+def of_tenant(on_conflict):
+    return lambda request, _: {
+        "id": f"{request.headers['x-tenant']}:{request.state.async_request_id}",
+        "context": {"tenant": request.headers["x-tenant"]},
+        "on_conflict": on_conflict,
+    }
+
+
+@pytest.mark.parametrize("on_conflict", ["keep", "replace", "raise"])
+async def test_callers_whose_ids_the_options_keep_apart_have_a_job_each(make, either, on_conflict):
+    api = make(lifespan=lifespan(either))
+    async_endpoint("/reports", "report", to=api, queue=either, options=of_tenant(on_conflict))
+    async with served(api) as client:
+
+        async def post(tenant, body):
+            return await client.post("/reports", json=body, headers={ID: "r-1", "X-Tenant": tenant})
+
+        first = await asyncio.gather(post("acme", {"n": 1}), post("beta", {"n": 1}), post("corp", {"n": 2}))
+        for tenant, answer in zip(("acme", "beta", "corp"), first, strict=True):
+            assert (202, f"/reports/{tenant}:r-1") == (answer.status_code, answer.headers["location"])
+            assert (f"{tenant}:r-1", "r-1") == (answer.json()["id"], answer.headers[ID])
+            job = await either.job("report", f"{tenant}:r-1").get()
+            assert tenant == job.envelope.context["tenant"]
+        before = sorted((job.id, job.revision) for job in await stored(either))
+        assert ["acme:r-1", "beta:r-1", "corp:r-1"] == [id_ for id_, _ in before]
+        # Each is told of its own again, with every policy.
+        problem(await post("acme", {"n": 2}), 422, "key-reused")
+        assert first[1].json() == (await post("beta", {"n": 1})).json()
+        assert before == sorted((job.id, job.revision) for job in await stored(either))
+
+
+async def test_requests_of_one_id_for_several_orders_are_told_apart_by_the_options(make, queue):
+    def of_order(request, _):
+        return {"id": f"{request.path_params['order_id']}:{request.state.async_request_id}"}
+
+    api = make(lifespan=lifespan(queue))
+    async_endpoint(REFUND, refunding(queue), to=api, queue=queue, options=of_order)
+    async with served(api) as client:
+        for order in ("o-1", "o-2"):
+            sent = await client.post(f"/orders/{order}/refund", json={"amount": 5}, headers={ID: "r-1"})
+            assert f"/orders/{order}/refund/{order}:r-1" == sent.headers["location"]
+        assert {"o-1:r-1", "o-2:r-1"} == {job.id for job in await stored(queue)}
+
+
+@pytest.mark.parametrize("apart", [False, True])
+async def test_endpoints_of_one_topic_share_its_ids_unless_the_options_keep_them_apart(make, queue, apart):
+    api = make(lifespan=lifespan(queue))
+    for name in ("a", "b"):
+
+        def chosen(request, _, name=name):
+            return {"id": f"{name}:{request.state.async_request_id}"} if apart else {}
+
+        async_endpoint(f"/{name}", "hook", to=api, queue=queue, options=chosen)
+    async with served(api) as client:
+        first = await client.post("/a", json=1, headers={ID: "r-1"})
+        other = await client.post("/b", json=1, headers={ID: "r-1"})
+        if apart:
+            assert ("/a/a:r-1", "/b/b:r-1") == (first.headers["location"], other.headers["location"])
+        else:
+            problem(other, 422, "key-reused")
+        assert 1 + apart == len(await stored(queue))
+
+
+async def test_another_request_for_the_same_job_goes_by_the_policy_of_the_job(make, queue):
+    api = make(lifespan=lifespan(queue))
+    options = {"id": "one", "on_conflict": "replace"}
+    async_endpoint("/hook", "hook", to=api, queue=queue, options=options)
+    async with served(api) as client:
+        for number in (1, 2):
+            sent = await client.post("/hook", json=number, headers={ID: f"r-{number}"})
+            assert 202 == sent.status_code, sent.text
+        [second] = await stored(queue)
+        assert b"2" == second.payload
+        # The first is late: sent again, it does not undo the second.
+        await client.post("/hook", json=1, headers={ID: "r-1"})
+        assert [second] == await stored(queue)
+
+
+@pytest.mark.parametrize("options", [{"retain": 0}, {"retain": 30}])
+async def test_a_job_that_is_not_kept_is_found_and_its_result_is_said_to_be_gone(make, queue, options):
+    api = make(lifespan=lifespan(queue, work=True))
+    async_endpoint(REFUND, refunding(queue), to=api, queue=queue, options=options)
+    result = {"order": "7", "amount": 5, "kind": "Refund"}
+    async with served(api) as client:
+        sent = {"json": {"amount": 5}, "headers": {ID: "r-1"}}
+        place = (await client.post("/orders/7/refund", **sent)).headers["location"]
+
+        async def ended():
+            told = (await client.get(place)).json()
+            assert "succeeded" == told["state"]
+            return told
+
+        told = await eventually(ended)
+        gone = options["retain"] == 0
+        assert (None if gone else result, gone) == (told["result"], told["result_gone"])
+        found = await client.get(place + "/result", params={"wait": 5})
+        if gone:
+            assert "not kept" in problem(found, 410, "result-gone")["detail"]
+        else:
+            assert result == found.json()
+        again = await client.post("/orders/7/refund", **sent)
+        assert (202, "succeeded") == (again.status_code, again.json()["state"])
+        other = await client.post("/orders/7/refund", json={"amount": 6}, headers={ID: "r-1"})
+        problem(other, 422, "key-reused")
+
+
+async def test_a_caller_that_waits_has_a_result_that_is_not_kept(make, queue, monkeypatch):
+    """
+    However quick the worker is: here it is done before the wait has begun.
+    """
+    wait = endpoint.ended
+
+    async def ended(service, request, key, wait_s):
+        stop = asyncio.Event()
+        working = asyncio.create_task(queue.work(stop=stop))
+        await eventually(lambda: _is_over(queue, key))
+        stop.set()
+        await working
+        await wait(service, request, key, wait_s)
+
+    monkeypatch.setattr(endpoint, "ended", ended)
+    api = make(lifespan=lifespan(queue))
+    async_endpoint(REFUND, refunding(queue), to=api, queue=queue, options={"retain": 0})
+    async with served(api) as client:
+        told = await client.post("/orders/7/refund", json={"amount": 5}, headers={"Prefer": "wait=30"})
+        assert (200, 5, False) == (
+            told.status_code,
+            told.json()["result"]["amount"],
+            told.json()["result_gone"],
+        )
+
+
+async def _is_over(queue, key):
+    assert (await queue.job(*key).get()).state.ended
 
 
 async def test_an_id_that_no_job_can_have_is_refused(make, queue):

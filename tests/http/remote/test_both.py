@@ -19,16 +19,22 @@ from duly import (
     JobNotFound,
     JobState,
     QueueFull,
+    ResultGone,
     UsageError,
 )
 from duly.bulk import IN_FLIGHT
 from duly.errors import DulyError
 from duly.group import MAX_JOBS
+from duly.job import JobKey
 from duly.newjob import new_job
 from duly.records import read
+from duly.services.pruner import Pruner
 from duly.store import Want
-from tests.http.remote.kit import working
+from duly.testing import TestBed
+from tests.eventually import eventually
+from tests.http.remote.kit import with_handlers, working
 from tests.http.service import Served
+from tests.shards import claim_all, fixed_of, ids_on, on_all
 
 FAR = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
 
@@ -123,11 +129,13 @@ async def test_what_is_wrong_is_said_before_it_is_sent(producer, app, options):
 
 async def test_a_topic_at_its_limit_takes_no_more(producer, app):
     await app.limit("mail", 1)
-    await producer.enqueue("mail", id="a")
+    # Every shard takes a job at least.
+    first, second, third = ids_on(app.settings, "mail", app.settings.shards - 1, 3)
+    await producer.enqueue("mail", id=first)
     with pytest.raises(QueueFull):
-        await producer.enqueue("mail", id="b")
-    assert "kept" == (await producer.enqueue("mail", id="a")).placed.word
-    [full] = await producer.enqueue_many([new_job("mail", None, producer.settings.limits)])
+        await producer.enqueue("mail", id=second)
+    assert "kept" == (await producer.enqueue("mail", id=first)).placed.word
+    [full] = await producer.enqueue_many([new_job("mail", None, producer.settings.limits).options(id=third)])
     assert isinstance(full, QueueFull)
 
 
@@ -223,14 +231,14 @@ async def test_a_job_is_moved_and_run_again(producer, app):
 async def test_cancelling_what_has_ended_says_how_it_ended(producer, app):
     sent = await producer.enqueue("mail", id="a")
     store = await app.store()
-    [lease] = (await store.claim(0, [Want("mail", 1, 60_000)], worker="w")).leases
+    [lease] = await claim_all(store, [Want("mail", 1, 60_000)], worker="w")
     await store.ack(lease)
     assert JobState.succeeded is await sent.cancel()
 
 
 async def test_a_far_future_job_is_changed_where_it_waits(producer, app):
     store = await app.store()
-    await store.link.call("HSET", store.keys[0].fixed["meta"], "horizon", "table")
+    await on_all(store, "meta", "HSET", "horizon", "table")
     far, when = producer.job("mail", "far"), datetime(2050, 1, 1, tzinfo=UTC)
     placed = await far.reschedule(due_at=when)
     assert ("accepted", when.timestamp() * 1000) == (placed.word, placed.due_ms)
@@ -262,23 +270,65 @@ async def test_a_result_that_will_not_come_is_an_error(producer, app):
         await cancelled.result(timeout=30)
 
 
+async def test_a_result_that_was_not_kept_is_said_to_be_gone(producer, app):
+    kept = await producer.enqueue(producer.add.job(2, 3), retain=1)
+    gone = await producer.enqueue(producer.add.job(2, 3), id="a", retain=0)
+    nothing = await producer.enqueue("nothing", retain=0)
+    async with working(app) as worker:
+
+        @worker.handler("nothing")
+        async def _() -> None: ...
+
+        assert {"sum": 5} == await kept.result(timeout=30)
+        await eventually(lambda: _ended(gone, nothing))
+    with pytest.raises(ResultGone, match=r"^add/a has succeeded, but its result was not kept"):
+        await gone.result(timeout=30)
+    assert [True, False] == [(await each.get()).result_gone for each in (gone, nothing)]
+    assert None is await nothing.result(timeout=30)
+
+
+async def test_once_a_job_kept_for_a_short_time_is_pruned_its_result_is_an_error(kind, valkey, served):
+    async with (
+        TestBed(Duly(), valkey.url) as bed,
+        served(with_handlers(bed.app)) as (url, _),
+        Duly(url) as remote,
+    ):
+        sent = await (bed.app if kind == "redis" else remote).enqueue(bed.app.add.job(2, 3), retain=1)
+        await bed.drain()
+        pruner = Pruner(await bed.app.store())
+        bed.clock.advance(seconds=59)
+        await pruner.run_once()
+        assert {"sum": 5} == await sent.result(timeout=30), "a minute at least"
+        bed.clock.advance(seconds=2)
+        await pruner.run_once()
+        with pytest.raises(JobNotFound) as told:
+            await sent.result(timeout=30)
+    assert f"there is no job add/{sent.id}: it was pruned, or never was" == str(told.value)
+
+
+async def _ended(*handles):
+    assert all([(await each.get()).state.ended for each in handles])
+
+
 async def test_a_wait_ends_in_time_and_says_so(producer):
     sent = await producer.enqueue("nobody.takes", delay=60)
     with pytest.raises(TimeoutError, match=r"nobody\.takes"):
         await sent.result(timeout=0.1)
 
 
-async def test_jobs_of_a_topic_are_listed_and_purged(producer):
-    for number in range(5):
-        await producer.enqueue("mail", number, id=str(number), delay=60 + number)
+async def test_jobs_of_a_topic_are_listed_and_purged(producer, app):
+    # Of the first shard: each is listed by itself.
+    ids = ids_on(app.settings, "mail", 0, 5)
+    for number, id_ in enumerate(ids):
+        await producer.enqueue("mail", number, id=id_, delay=60 + number)
     await producer.enqueue("mail", id="now")
     await producer.enqueue("other", id="now")
     views = await producer.views()
-    assert ["0", "1", "2", "3", "4"] == [job.id async for job in views.each(JobState.scheduled, "mail")]
+    assert ids == [job.id async for job in views.each(JobState.scheduled, "mail")]
     page = await views.page(JobState.scheduled, "mail", limit=2)
-    assert ["0", "1"] == [job.id for job in page.jobs]
+    assert ids[:2] == [job.id for job in page.jobs]
     page = await views.page(JobState.scheduled, "mail", limit=2, cursor=page.cursor)
-    assert ["2", "3"] == [job.id for job in page.jobs]
+    assert ids[2:4] == [job.id for job in page.jobs]
     assert ["now"] == [job.id for job in await views.peek("mail")]
     with pytest.raises(UsageError, match="cursor"):
         await views.page(JobState.scheduled, "mail", cursor="nonsense")
@@ -317,6 +367,7 @@ async def test_how_many_crashes_a_job_may_have_and_where_it_is_delivered_travel_
     await producer.enqueue("mail", id="a", max_crashes=7)
     await producer.enqueue_many([producer.add.job(1).options(id="b", callback=url, max_crashes=8)])
     store = await app.store()
-    kept = [await store.link.call("HGET", store.keys[0].fixed["jobs"], key) for key in ("mail/a", "add/b")]
-    assert [7, 8] == [read(record).max_crashes for record in kept]
+    for key, crashes in ((JobKey("mail", "a"), 7), (JobKey("add", "b"), 8)):
+        kept = await store.link.call("HGET", fixed_of(store, *key)["jobs"], key.member)
+        assert crashes == read(kept).max_crashes
     assert url == (await app.job("add", "b").get()).envelope.callback

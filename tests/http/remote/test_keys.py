@@ -8,7 +8,7 @@ import asyncio
 
 import pytest
 
-from duly import Duly, JobState, StoreUnavailable, UsageError
+from duly import Duly, JobState, ServerUnsuitable, StoreUnavailable, UsageError
 from duly.apikeys import KeyRing
 from duly.http.api import api
 from duly.http.settings import ServiceSettings
@@ -24,11 +24,11 @@ async def test_a_key_opens_what_it_is_for(url, app, monkeypatch, caplog):
         sent = await remote.enqueue("mail", id="a", delay=60)
         assert "kept" == (await remote.enqueue("mail", id="a")).placed.word, "without the right to read"
         assert JobState.cancelled is await sent.cancel()
-        with pytest.raises(StoreUnavailable, match="has not the scope read"):
+        with pytest.raises(ServerUnsuitable, match="has not the scope read"):
             await sent.get()
     for wrong in ("duly_x_wrong-key-in-here", None):
         async with Duly(url, api_key=wrong) as remote:
-            with pytest.raises(StoreUnavailable, match="DULY_API_KEY") as caught:
+            with pytest.raises(ServerUnsuitable, match="DULY_API_KEY") as caught:
                 await remote.enqueue("mail")
             assert "wrong-key-in-here" not in f"{caught.value} {remote.settings!r} {caplog.text}"
     monkeypatch.setenv("DULY_API_KEY", text)

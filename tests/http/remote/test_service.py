@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import pytest
 from starlette.responses import JSONResponse
 
-from duly import Duly, JobState, UsageError
+from duly import Duly, Unsupported, UsageError
 from duly.http.api import OPERATIONS, api
 from duly.http.operations import TOPIC, Answer, Operation
 from duly.http.service import make_service
@@ -23,17 +23,27 @@ async def test_what_needs_the_server_says_so(remote):
     views = await remote.views()
     for call in (
         remote.work,
+        remote.deliver,
         remote.store,
-        views.stats,
-        views.newest,
-        lambda: views.workers(0),
+        remote.key_ring,
+        views.replies_dropped,
+        lambda: views.waiting_since("mail"),
+        lambda: views.due_counts([0, 1]),
     ):
-        with pytest.raises(UsageError, match="redis://"):
+        with pytest.raises(Unsupported, match="redis://"):
             await call()
-    with pytest.raises(UsageError, match="redis://"):
+    for call in (remote.record, remote.promises):
+        with pytest.raises(Unsupported, match="own server"):
+            await call()
+    with pytest.raises(Unsupported, match="redis://"):
         remote.make_store()
-    with pytest.raises(UsageError, match="say which"):
-        await views.page(JobState.ready)
+    queue = await remote.queue()
+    with pytest.raises(Unsupported, match="redis://"):
+        await queue.claim("mail", worker="w", limit=1)
+    with pytest.raises(AttributeError, match="'RemoteStore' object has no attribute 'clam'"):
+        await queue.clam("mail")
+    with pytest.raises(Unsupported, match="redis://"):
+        (await remote.waiters()).expecting("mine")
 
 
 async def test_the_time_is_the_services(remote):

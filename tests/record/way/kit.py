@@ -29,7 +29,7 @@ def promised(id_: str, due_ms: int = NOW, *, namespace: str, **columns: Any) -> 
     A row as an enqueue makes it, but for some columns.
     """
     row = row_of(namespace, order(id_, due_ms=due_ms), new_request(), Moment(NOW, NOW))
-    return row._replace(revision=next_revision(), **columns)
+    return row._replace(**columns)
 
 
 async def commit(database: Database, *rows: JobRow) -> None:
@@ -43,7 +43,8 @@ async def change(database: Database, row: JobRow, **columns: Any) -> JobRow:
     """
     A later revision of a row, in its place.
     """
-    later = row._replace(revision=next_revision(row.revision), relay_ms=row.due_ms, **columns)
+    revision = next_revision(Moment(NOW, NOW), row.revision)
+    later = row._replace(revision=revision, relay_ms=row.due_ms, **columns)
 
     def work(connection: Connection) -> None:
         connection.execute(
@@ -71,7 +72,10 @@ async def runs_of(database: Database) -> list[Any]:
     )
 
 
-async def position_of(database: Database, shard: int = 0) -> Any:
+async def position_of(database: Database, shard: int) -> Any:
+    """
+    How far the record has followed a shard.
+    """
     return await database.read(
         lambda connection: connection.execute(select(positions).where(positions.c.shard == shard)).first()
     )

@@ -25,6 +25,7 @@ from duly.store import Store, Want
 from duly.views import Views
 from tests.record.way.kit import commit, key, position_of, rows_of, runs_of
 from tests.record.way.victim import JOBS, Way, fresh
+from tests.shards import claim_all, shard_of
 
 if TYPE_CHECKING:
     from duly.events import Event
@@ -99,17 +100,21 @@ async def die(point: str, step: str, *where: str) -> None:
 
 
 async def events_of(way: Way) -> list[Event]:
-    return (await Feed(way.store).read(0, None, 10_000))[1]
+    feed = Feed(way.store)
+    return [event for shard in range(way.store.shards) for event in (await feed.read(shard, None, 10_000))[1]]
 
 
 @pytest.mark.parametrize(("point", "migrated_url"), CASES, indirect=["migrated_url"])
-async def test_a_process_that_dies_on_the_way_breaks_no_promise(point, server, migrated_url, link, namespace):
-    await create(link, namespace, 1)
-    await Store(link, namespace=namespace).approve("record", 1, "server")
+async def test_a_process_that_dies_on_the_way_breaks_no_promise(
+    point, server, migrated_url, link, namespace, shards
+):
+    await create(link, namespace, shards)
+    await Store(link, namespace=namespace, shards=shards).approve("record", 1, "server")
     where = (server.url, migrated_url, namespace)
     way = Way(*where)
     # Somebody who has read no event yet, so that none is trimmed.
-    await Feed(way.store).commit("witness", 0, None)
+    for shard in range(shards):
+        await Feed(way.store).commit("witness", shard, None)
     try:
         await tell_the_story(way, point, where)
     finally:
@@ -125,7 +130,7 @@ async def tell_the_story(way: Way, point: str, where: tuple[str, ...]) -> None:
         await way.look()
     if step == "catch":
         await way.app.store()
-        for lease in (await way.store.claim(0, [Want("mail", JOBS, 10_000)], worker="w")).leases:
+        for lease in await claim_all(way.store, [Want("mail", JOBS, 10_000)], worker="w"):
             await way.store.ack(lease, b"2")
     await die(point, step, *where)
     acked = {event.id for event in await events_of(way) if event.verb == "acked"}
@@ -147,4 +152,6 @@ async def tell_the_story(way: Way, point: str, where: tuple[str, ...]) -> None:
     assert JOBS == len([run for run in await runs_of(way.database) if run.word == "acked"])
     job = await Views(way.store).get(key("0"))
     assert (rows["0"].revision, JobState.succeeded) == (job.revision, job.state)
-    assert (await Feed(way.store).last(0)).counter == (await position_of(way.database)).counter
+    for shard in {shard_of(way.store, "mail", id_) for id_ in IDS}:
+        last = await Feed(way.store).last(shard)
+        assert last.counter == (await position_of(way.database, shard)).counter

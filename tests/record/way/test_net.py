@@ -19,6 +19,7 @@ from duly.record.runs import EndedRun
 from duly.record.soundness import first_generation, raise_generation
 from duly.store import Keeping
 from tests.record.way.kit import HORIZON_MS, NOW, change, commit, key, position_of, promised, rows_of, runs_of
+from tests.shards import ids_on, on_all, one_id_on_each, promote_all, recover_all, shard_of
 from tests.store.kit import claim
 
 
@@ -69,6 +70,18 @@ async def test_endings_that_no_worker_wrote_get_into_the_rows(net, database, sto
     } == {id_: (run.token, run.word, run.attempt) for id_, run in runs.items()}
 
 
+async def test_a_result_that_the_queue_need_not_keep_gets_into_its_row(net, database, store, bring):
+    """
+    Its worker was killed between the end of the job and the row.
+    """
+    await bring("a", retain_s=0)
+    [lease] = await claim(store)
+    await store.ack(lease, b'"done"')
+    await net.run_once()
+    row = (await rows_of(database))["a"]
+    assert (JobState.succeeded, b'"done"') == (row.state, bytes(row.outcome))
+
+
 async def test_endings_by_scripts_get_into_the_rows(net, database, store, bring, clock):
     await bring("cancelled", due_ms=NOW + 1_000)
     await bring("expired", due_ms=NOW + 2_000, expires_ms=NOW + 2_500)
@@ -76,13 +89,13 @@ async def test_endings_by_scripts_get_into_the_rows(net, database, store, bring,
     tokens = [lease.token for lease in await claim(store)]
     await store.cancel([key("cancelled")])
     clock.advance(s=60)
-    await store.recover(0)
-    await store.promote(0)
+    await recover_all(store)
+    await promote_all(store)
     # Once beside others, once more to be sure, and once isolated: whatever it says, that is what it takes.
     for _ in range(2):
         tokens += [lease.token for lease in await claim(store)]
         clock.advance(s=60)
-        await store.recover(0)
+        await recover_all(store)
     await net.run_once()
     rows = await rows_of(database)
     assert {
@@ -119,10 +132,10 @@ async def test_runs_of_open_jobs_are_counted_and_crashed_ones_told(net, database
     for _ in range(2):
         crashed += [(lease.token, clock()) for lease in await claim(store)]
         clock.advance(s=60)
-        await store.recover(0)
-        await store.promote(0)
+        await recover_all(store)
+        await promote_all(store)
         clock.advance(s=60)
-        await store.promote(0)
+        await promote_all(store)
     await net.run_once()
     row = (await rows_of(database))["a"]
     assert (JobState.scheduled, 1, 2) == (row.state, row.attempts, row.crashes)
@@ -151,41 +164,46 @@ async def test_what_a_worker_wrote_or_a_later_revision_says_stays(net, database,
 
 
 async def test_the_position_moves_with_what_is_written_and_redis_is_told(
-    net, database, store, feed, bring, clock, raw_meta
+    net, database, store, feed, bring, clock
 ):
+    everywhere = range(store.shards)
     assert 0 == await net.run_once()
-    assert None is await position_of(database)
-    assert {"record": 0} == await feed.consumers(0), "nothing is trimmed before it was looked at"
-    await bring("a")
+    for shard in everywhere:
+        assert None is await position_of(database, shard)
+        assert {"record": 0} == await feed.consumers(shard), "nothing is trimmed before it was looked at"
+    await bring(*one_id_on_each(store, "mail"))
     clock.advance(s=3)
-    [lease] = await claim(store)
-    await store.ack(lease)
+    for lease in await claim(store):
+        await store.ack(lease)
     seen = await net.run_once()
-    last = await feed.last(0)
-    position = await position_of(database)
-    assert seen == last.counter
-    assert (tuple(last), NOW + 3_000) == (
-        (position.epoch, position.counter, position.nonce),
-        position.at_ms,
-    )
-    assert last == await feed.committed("record", 0)
-    assert str(NOW + 3_000).encode() == await raw_meta("recorded_ms")
+    assert seen == sum([(await feed.last(shard)).counter for shard in everywhere])
+    for shard in everywhere:
+        last = await feed.last(shard)
+        position = await position_of(database, shard)
+        assert (tuple(last), NOW + 3_000) == (
+            (position.epoch, position.counter, position.nonce),
+            position.at_ms,
+        )
+        assert last == await feed.committed("record", shard)
+    assert [str(NOW + 3_000).encode()] * store.shards == await on_all(store, "meta", "HGET", "recorded_ms")
     assert 0 == await net.run_once()
 
 
 async def test_ended_jobs_stay_in_redis_until_the_record_has_them(net, database, store, views, bring, clock):
     store.keeping = Keeping(done_ms=60_000)
-    await bring("a")
+    shard = store.shards - 1
+    first, second = ids_on(store, "mail", shard, 2)
+    await bring(first)
     await net.run_once()
     clock.advance(s=1)
     [lease] = await claim(store)
     await store.ack(lease, b"1")
     clock.advance(s=3_600)
-    assert (0, False) == await store.prune(0)
-    await bring("b")
+    assert (0, False) == await store.prune(shard)
+    await bring(second)
     await net.run_once()
-    assert b"1" == bytes((await rows_of(database))["a"].outcome)
-    assert (1, False) == await store.prune(0)
+    assert b"1" == bytes((await rows_of(database))[first].outcome)
+    assert (1, False) == await store.prune(shard)
 
 
 async def test_workers_have_a_moment_to_write_for_themselves(database, store, bring, clock):
@@ -214,7 +232,7 @@ async def test_who_does_not_know_of_a_later_generation_leaves_the_events_to_othe
     raised = partial(raise_generation, namespace=namespace, was=was, server_id="s", now_ms=2, reason="lost")
     await database.write(raised)
     assert 0 == await net.run_once()
-    assert None is await position_of(database)
+    assert None is await position_of(database, shard_of(store, "mail", "a"))
     later = Net(database, store, generation=lambda: 2, settle_ms=0)
     assert await later.run_once()
     assert JobState.succeeded == (await rows_of(database))["a"].state
@@ -230,7 +248,8 @@ async def test_many_nets_at_once_come_to_the_same(database, store, feed, bring):
         pass
     assert {JobState.succeeded.value} == {row.state for row in (await rows_of(database)).values()}
     assert len(leases) == len(await runs_of(database))
-    assert (await feed.last(0)).counter == (await position_of(database)).counter
+    for shard in range(store.shards):
+        assert (await feed.last(shard)).counter == (await position_of(database, shard)).counter
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["at the beginning", "on the way"])
@@ -241,12 +260,14 @@ async def test_redis_hears_of_no_place_that_the_record_is_not_at(
     It would trim events that the record has to read once more.
     """
     slow, quick = (Net(database, store, generation=lambda: 1, settle_ms=ms) for ms in (0, 2_000))
+    shard = store.shards - 1
+    first, second, third = ids_on(store, "mail", shard, 3)
     if begun:
-        await bring("a")
+        await bring(first)
         await slow.run_once()
-    await bring("b")
+    await bring(second)
     clock.advance(ms=2_000)
-    await bring("c")
+    await bring(third)
     catch = slow._catch
 
     async def catch_late(*args):
@@ -256,11 +277,11 @@ async def test_redis_hears_of_no_place_that_the_record_is_not_at(
 
     monkeypatch.setattr(slow, "_catch", catch_late)
     await slow.run_once()
-    assert (await position_of(database)).counter == (await feed.committed("record", 0)).counter
-    await feed.trim(0)
+    assert (await position_of(database, shard)).counter == (await feed.committed("record", shard)).counter
+    await feed.trim(shard)
     while await slow.run_once():
         pass
-    assert (await feed.last(0)).counter == (await position_of(database)).counter
+    assert (await feed.last(shard)).counter == (await position_of(database, shard)).counter
     assert "are lost" not in caplog.text
 
 
@@ -269,33 +290,28 @@ async def test_a_redis_that_is_behind_the_record_is_left_alone(
 ):
     await bring("a")
     await net.run_once()
-    before = await position_of(database)
+    shard = shard_of(store, "mail", "a")
+    before = await position_of(database, shard)
     place = Place(Offset(before.epoch, before.counter, before.nonce), before.at_ms)
     ahead = Place(Offset(before.epoch, before.counter + 50, "00" * 8), NOW + 50)
-    await database.write(lambda connection: move(connection, namespace, 0, place, ahead))
+    await database.write(lambda connection: move(connection, namespace, shard, place, ahead))
     assert 0 == await net.run_once()
     assert 0 == await net.run_once()
-    assert before.counter + 50 == (await position_of(database)).counter
+    assert before.counter + 50 == (await position_of(database, shard)).counter
     assert 1 == caplog.text.count("rolled back")
 
 
 async def test_behind_a_gap_it_goes_on_with_what_is_left(net, database, store, feed, bring, link, caplog):
-    await bring("a")
+    shard = store.shards - 1
+    first, *others = ids_on(store, "mail", shard, 3)
+    await bring(first)
     await net.run_once()
-    await bring("b", "c")
+    await bring(*others)
     for lease in await claim(store):
         await store.ack(lease)
-    last = await feed.last(0)
-    await link.call("XTRIM", store.keys[0].fixed["events"], "MINID", f"{last.counter}-0")
+    last = await feed.last(shard)
+    await link.call("XTRIM", store.keys[shard].fixed["events"], "MINID", f"{last.counter}-0")
     await net.run_once()
     assert "are lost: trimmed" in caplog.text
-    assert last.counter == (await position_of(database)).counter
+    assert last.counter == (await position_of(database, shard)).counter
     assert 1 <= sum(row.state == JobState.succeeded for row in (await rows_of(database)).values())
-
-
-@pytest.fixture
-def raw_meta(link, store):
-    async def get(name: str):
-        return await link.call("HGET", store.keys[0].fixed["meta"], name)
-
-    return get

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from sqlalchemy import event
 
 from duly import Duly, Retry, Snooze
-from duly.job import JobState
+from duly.job import JobKey, JobState
 from duly.record.database import Database
 from duly.record.outcomes import Outcomes, write_runs
 from duly.record.relay import Relay
@@ -197,6 +197,11 @@ async def bench(server, namespace):
         match word:
             case "fail":
                 raise ValueError("no")
+            case "fenced":
+                # It loses its lease, and does not hear of it before it has ended.
+                store = await app.store()
+                await store.cancel([JobKey("mail", "fenced")])
+                return "too late"
             case "snooze" if ran.count("snooze") == 1:
                 return Snooze(0.01)
             case "retry" if ran.count("retry") == 1:
@@ -213,7 +218,7 @@ def crew_of(app: Duly, outcomes: Outcomes) -> Crew:
 
 
 def relay_of(database: Database, app: Duly, link: Link) -> Relay:
-    store = Store(link, namespace=app.settings.namespace)
+    store = Store(link, namespace=app.settings.namespace, shards=app.settings.shards)
     return Relay(database, store, horizon_ms=10**9, generation=lambda: 1)
 
 
@@ -255,6 +260,27 @@ async def test_a_worker_writes_what_became_of_its_jobs(database, bench, link, na
     ] == told
 
 
+async def test_what_a_run_returns_that_lost_its_lease_is_not_written(database, bench, link, namespace):
+    await (await bench.store()).approve("record", 1, "server")
+    rows = [promised(word, namespace=namespace, payload=f'"{word}"'.encode()) for word in ("fenced", "ok")]
+    await commit(database, *(row._replace(due_ms=1) for row in rows))
+    await relay_of(database, bench, link).look()
+    outcomes = Outcomes(database, namespace, generation=lambda: 1)
+    stop = asyncio.Event()
+    task = asyncio.create_task(crew_of(bench, outcomes).run(stop))
+
+    async def other_ended() -> None:
+        assert (await rows_of(database))["ok"].ended
+        assert "fenced" in bench.ran
+
+    await eventually(other_ended, 60)
+    stop.set()
+    await task
+    # Its cancellation is told by the events; what it returned is nobody's.
+    assert JobState.scheduled == (await rows_of(database))["fenced"].state
+    assert ["ok"] == [run.id for run in await runs_of(database)]
+
+
 async def test_a_worker_claims_no_more_while_the_record_cannot_be_told(bench, link, namespace):
     server = PostgreSQL()
     try:
@@ -273,6 +299,8 @@ async def test_a_worker_claims_no_more_while_the_record_cannot_be_told(bench, li
         stop = asyncio.Event()
         task = asyncio.create_task(crew.run(stop))
         await eventually(lambda: outcomes.full and not crew.worker.running.runs, 60)
+        # As long as it would take to run them all: nothing else can show that it claims no more.
+        await asyncio.sleep(1)
         assert len(outcomes) == len(bench.ran) < 60
         server.start()
 

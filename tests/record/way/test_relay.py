@@ -5,6 +5,7 @@ What is committed comes to Redis: straight after the commit, by a hint, or by a 
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 
 import pytest
@@ -14,17 +15,16 @@ from duly.connection import Link
 from duly.errors import RecordUnavailable, StoreUnavailable
 from duly.job import JobState
 from duly.namespace import create
-from duly.record import marks
-from duly.record import relay as relay_module
+from duly.record import absence, marks
 from duly.record.database import Database
 from duly.record.dialects import notify
 from duly.record.relay import Relay
-from duly.record.rows import next_revision
 from duly.record.schema import migrate
 from duly.store import Store
 from tests.databases import MariaDB, PostgreSQL
 from tests.eventually import eventually
 from tests.record.way.kit import HORIZON_MS, NOW, change, commit, key, promised, rows_of
+from tests.shards import on_all
 from tests.store.kit import claim
 
 
@@ -38,7 +38,7 @@ async def push_in_haste(relay, rows):
     Push to a server that is known to be away.
     """
     with pytest.MonkeyPatch.context() as haste:
-        haste.setattr(relay_module, "PUSH_S", 0.2)
+        haste.setattr(absence, "ANSWERS_WITHIN_S", 0.2)
         return await relay.push(rows)
 
 
@@ -83,7 +83,7 @@ async def test_a_changed_row_takes_the_place_of_what_redis_has(relay, database, 
     assert 1 == await relay.look()
     job = await views.get(key("a"))
     assert (later.revision, JobState.scheduled, b"2") == (job.revision, job.state, job.payload)
-    assert [False] == await store.extend(0, [lease])
+    assert [False] == await store.extend(lease.shard, [lease])
 
 
 async def test_a_cancelled_row_ends_its_job_and_whoever_comes_late_does_not_bring_it_back(
@@ -101,7 +101,11 @@ async def test_a_cancelled_row_ends_its_job_and_whoever_comes_late_does_not_brin
     assert [] == await claim(store)
 
 
-async def test_a_row_that_says_finished_is_forgotten_by_redis(relay, database, store, views, namespace):
+async def test_a_row_that_says_finished_is_forgotten_by_redis(
+    relay, database, store, views, namespace, monkeypatch
+):
+    # Marked in between, on a machine that stands still, the row would not be looked at.
+    monkeypatch.setattr(marks, "LINGER_S", 3_600)
     row = promised("a", namespace=namespace)
     await relay.push([row])
     await commit(database, row._replace(state=JobState.succeeded.value))
@@ -153,22 +157,22 @@ async def test_a_row_that_changed_meanwhile_is_not_marked(relay, database, names
 
 @pytest.mark.parametrize("migrated_url", ["sqlite"], indirect=True)
 async def test_redis_away_fails_no_push_and_the_look_follows_up(
-    database, own_server, namespace, clock, monkeypatch
+    database, own_server, namespace, shards, clock
 ):
-    # A server may take a while to start: only the look finds it back.
-    monkeypatch.setattr(relay_module, "AWAY_S", 3600)
     link = Link(own_server.url)
-    await create(link, namespace, 1, clock="test")
-    store = Store(link, namespace=namespace, now=clock)
+    await create(link, namespace, shards, clock="test")
+    store = Store(link, namespace=namespace, shards=shards, now=clock)
     relay = Relay(database, store, horizon_ms=HORIZON_MS, generation=lambda: 1)
     rows = [promised(id_, namespace=namespace) for id_ in ("a", "b")]
     await commit(database, *rows)
     own_server.kill()
     assert not await push_in_haste(relay, rows[:1])
+    # The second is not kept waiting for what did not answer the first.
+    began_s = time.monotonic()
+    assert not await relay.push(rows[1:])
+    assert time.monotonic() - began_s < 0.5
     own_server.start()
     await store.approve("record", 1, "server")
-    # The second is not kept waiting for what did not answer the first.
-    assert not await relay.push(rows[1:])
     assert 2 == await relay.look()
     assert {row.revision for row in rows} == {lease.revision for lease in await claim(store)}
     assert await relay.push([promised("c", namespace=namespace)])
@@ -178,11 +182,11 @@ async def test_redis_away_fails_no_push_and_the_look_follows_up(
 
 @pytest.mark.parametrize("migrated_url", ["postgresql"], indirect=True)
 async def test_a_look_that_redis_does_not_answer_leaves_the_rows_to_the_next(
-    database, own_server, namespace, clock
+    database, own_server, namespace, shards, clock
 ):
     link = Link(own_server.url)
-    await create(link, namespace, 1, clock="test")
-    store = Store(link, namespace=namespace, now=clock)
+    await create(link, namespace, shards, clock="test")
+    store = Store(link, namespace=namespace, shards=shards, now=clock)
     relay = Relay(database, store, horizon_ms=HORIZON_MS, generation=lambda: 1)
     await commit(database, promised("a", namespace=namespace))
     own_server.kill()
@@ -229,7 +233,7 @@ async def test_a_redis_that_lost_something_takes_no_rows_that_were_read_before(
     await commit(database, row)
     for lose in (
         lambda: store.approve("record", 2, "server"),
-        lambda: store.link.call("HDEL", store.keys[0].fixed["meta"], "record", "generation", "server"),
+        lambda: on_all(store, "meta", "HDEL", "record", "generation", "server"),
     ):
         for bring in (lambda: relay.push([row]), relay.look):
             generations[0] = 1
@@ -253,10 +257,12 @@ async def test_what_is_cancelled_is_brought_also_to_a_redis_in_doubt(relay, data
 
 
 @pytest.mark.parametrize("migrated_url", ["sqlite"], indirect=True)
-async def test_a_change_is_brought_although_redis_was_just_away(database, own_server, namespace, clock):
+async def test_a_change_is_brought_although_redis_was_just_away(
+    database, own_server, namespace, shards, clock
+):
     link = Link(own_server.url)
-    await create(link, namespace, 1, clock="test")
-    store = Store(link, namespace=namespace, now=clock)
+    await create(link, namespace, shards, clock="test")
+    store = Store(link, namespace=namespace, shards=shards, now=clock)
     await store.approve("record", 1, "server")
     relay = Relay(database, store, horizon_ms=HORIZON_MS, generation=lambda: 1)
     rows = [promised(id_, namespace=namespace) for id_ in ("a", "b")]
@@ -292,7 +298,7 @@ async def test_any_number_of_relays_at_once_bring_every_row_once(database, store
     await eventually(done, 60)
     stop.set()
     await asyncio.gather(*tasks)
-    _, events = await feed.read(0, None, 10_000)
+    events = [each for shard in range(store.shards) for each in (await feed.read(shard, None, 10_000))[1]]
     assert sorted(row.id for row in rows) == sorted(each.id for each in events if each.verb == "hydrated")
 
 
@@ -323,7 +329,7 @@ async def test_postgresql_tells_relays_of_what_other_processes_commit(
 
     # Until it listens nobody is told: rows are committed until one comes through.
     async def there() -> None:
-        row = promised(f"a{next_revision()}", namespace=namespace)
+        row = promised(f"a{time.monotonic_ns()}", namespace=namespace)
         await commit(other, row)
         await other.write(lambda connection: notify(connection, "another"))
         await other.write(lambda connection: notify(connection, namespace))

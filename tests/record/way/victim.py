@@ -61,11 +61,11 @@ class Way:
         self.namespace = namespace
         self.database = Database(record)
         self.link = Link(server)
-        self.store = Store(self.link, namespace=namespace)
-        self.relay = Relay(self.database, self.store, horizon_ms=10**9, generation=generation)
-        self.net = Net(self.database, self.store, generation=generation, settle_ms=0)
         self.ran: list[str] = []
         self.app = app_of(server, namespace, self.ran)
+        self.store = Store(self.link, namespace=namespace, shards=self.app.settings.shards)
+        self.relay = Relay(self.database, self.store, horizon_ms=10**9, generation=generation)
+        self.net = Net(self.database, self.store, generation=generation, settle_ms=0)
 
     async def push(self) -> None:
         rows = fresh(self.namespace)

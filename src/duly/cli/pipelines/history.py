@@ -94,7 +94,7 @@ def history(
             consumer=consumer,
             format=kind,
             max_rows=max_rows,
-            every=f"{round(every.total_seconds() * 1000)} milliseconds",
+            every=every,
             fail_on_data_loss=not allow_gaps,
         )
         if dry_run:

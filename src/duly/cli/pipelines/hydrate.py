@@ -17,7 +17,7 @@ from duly.cli.options import DURATION, app_of, as_json, examples, server
 from duly.cli.output import plain, print_json, print_json_line, say
 from duly.cli.sparking import open_spark, spark_options, watched
 from duly.durations import say_duration, say_time
-from duly.errors import Conflict, OutcomeUnknown, StoreUnavailable, UsageError
+from duly.errors import SERVER_ERRORS, Conflict, UsageError
 from duly.job import moment
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _go_on(app: Duly, ask: Ask, run_pass: Callable[[], Report], every_s: float, 
     while not stop.is_set():
         try:
             report = _noted(app, ask, run_pass)
-        except (Conflict, Overtaken, StoreUnavailable, OutcomeUnknown) as error:
+        except (Conflict, Overtaken, *SERVER_ERRORS) as error:
             say(f"duly: {error}")
         else:
             if report.moved or report.cancelled or report.rejected:

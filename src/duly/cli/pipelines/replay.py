@@ -12,7 +12,7 @@ from duly.cli.loop import session
 from duly.cli.main import OK
 from duly.cli.options import app_of, as_json, examples, server
 from duly.cli.output import plain, print_json, say
-from duly.cli.sparking import open_spark, pairs, spark_options, watched
+from duly.cli.sparking import open_spark, pairs, print_examples, spark_options, watched
 
 if TYPE_CHECKING:
     from duly.spark.replay.pipeline import Replay
@@ -83,7 +83,7 @@ def replay(
             rejects=rejects,
             record=app.settings.record,
             limits={
-                "horizon_ms": app.settings.horizon_ms,
+                "horizon": f"{app.settings.horizon_ms}ms",
                 "payload_limit": app.settings.payload_limit,
                 "context_limit": app.settings.context_limit,
             },
@@ -106,9 +106,7 @@ def _print(done: Replay, *, plan: bool) -> None:
         f"{report.replaced:,} {would}replaced, {report.rejected:,} rejected; this is run {plain(done.run)}"
     )
     if plan:
-        for what, texts in sorted(report.examples.items()):
-            for text in texts:
-                click.echo(f"  {what:9} {plain(text)}")
+        print_examples(report.examples)
     if done.without_payload:
         say(
             f"{done.without_payload:,} were not sent: the queue does not have their payloads any more. "

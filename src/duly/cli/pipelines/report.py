@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +19,15 @@ from duly.cli.output import print_json, print_table, say
 from duly.cli.sparking import open_spark, spark_options, watched
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import datetime, timedelta
 
     from pyspark.sql import SparkSession
 
     from duly.spark.report.pipeline import Report
+
+BEHIND = 3  #: how far a report that gets ready steps back behind processes that run jobs
+LOOK_S = 0.05
 
 
 @click.command(
@@ -50,6 +56,7 @@ if TYPE_CHECKING:
 @click.option(
     "--format", "kind", type=click.Choice(["parquet", "csv", "json"]), default="parquet", help="Of --out."
 )
+@click.option("--when", type=click.Path(path_type=Path), hidden=True)
 @spark_options
 @server
 @as_json
@@ -63,6 +70,7 @@ def report(
     html: Path | None,
     out: Path | None,
     kind: Any,
+    when: Path | None,
     master: str | None,
     conf: tuple[str, ...],
     as_json: bool,
@@ -78,20 +86,26 @@ def report(
     from duly.spark.report.pipeline import ReportOptions, write_tables
     from duly.spark.report.pipeline import report as make
 
+    def options() -> ReportOptions:
+        until = end or datetime.now(UTC)
+        return ReportOptions(
+            table=table,
+            start=start or until - timedelta(days=1),
+            end=until,
+            slo_ms=round(slo.total_seconds() * 1000),
+            goal=goal,
+        )
+
+    if when is not None:
+        os.nice(BEHIND)
     spark = open_spark(master, conf)
+    if when is not None:
+        _rehearse(when, lambda: _update(spark, table), lambda: make(spark, options()).html())
     if update:
         _update(spark, table)
-    end = end or datetime.now(UTC)
-    options = ReportOptions(
-        table=table,
-        start=start or end - timedelta(days=1),
-        end=end,
-        slo_ms=round(slo.total_seconds() * 1000),
-        goal=goal,
-    )
     with noted_if_there("report") as counts:
         with watched(spark, "report"):
-            found = make(spark, options)
+            found = make(spark, options())
         budget = found.tables["budget"]
         counts.update(jobs=int(budget["jobs"].sum()), late=int(budget["late"].sum()))
     if html is not None:
@@ -105,6 +119,25 @@ def report(
     else:
         _print(found)
     return OK
+
+
+def _rehearse(when: Path, *steps: Callable[[], object]) -> None:
+    """
+    Go through the *steps* on what there is so far, and return when there is a file *when*.
+
+    The first queries of a Spark load thousands of classes.  `duly demo` has that done while jobs run.
+    """
+    from duly.errors import DulyError
+
+    for step in steps:
+        if when.exists():
+            return
+        try:
+            step()
+        except DulyError:
+            break  # the report itself tells what is wrong
+    while not when.exists():
+        time.sleep(LOOK_S)
 
 
 def _update(spark: SparkSession, table: str) -> None:
@@ -127,7 +160,7 @@ def _records(found: Report, name: str) -> object:
 
 
 def _print(found: Report) -> None:
-    budget, failures = found.tables["budget"], found.tables["failures"]
+    budget, failures, crashes = (found.tables[name] for name in ("budget", "failures", "crashes"))
     print_table(
         ["topic", "jobs", "late", "on time", "budget used"],
         [
@@ -135,6 +168,15 @@ def _print(found: Report) -> None:
             for row in budget.itertuples()
         ],
     )
+    if len(crashes):
+        print()
+        print_table(
+            ["lost worker", "topic", "runs lost", "begun again", "dead", "latest"],
+            [
+                [row.worker, row.topic, row.lost, row.restarted, row.buried, _late(row.max_late_ms)]
+                for row in crashes.head(10).itertuples()
+            ],
+        )
     if len(failures):
         print()
         print_table(
@@ -144,3 +186,7 @@ def _print(found: Report) -> None:
                 for row in failures.head(10).itertuples()
             ],
         )
+
+
+def _late(ms: Any) -> str:
+    return "" if ms is None or ms != ms else f"{ms / 1000:.1f} s"  # noqa: PLR0124  # pandas has no number so

@@ -11,8 +11,8 @@ import click
 from duly.cli.loop import session
 from duly.cli.main import OK
 from duly.cli.options import TOPIC, app_of, as_json, examples, server
-from duly.cli.output import plain, print_json, say
-from duly.cli.sparking import open_spark, pairs, spark_options, watched
+from duly.cli.output import print_json, say
+from duly.cli.sparking import open_spark, pairs, print_examples, spark_options, watched
 from duly.durations import say_duration
 from duly.options import CARRIED
 
@@ -107,7 +107,7 @@ def schedule(
                 payload_limit=app.settings.payload_limit,
                 context_limit=app.settings.context_limit,
                 record=app.settings.record,
-                horizon_ms=app.settings.horizon_ms,
+                horizon=f"{app.settings.horizon_ms}ms",
             )
     if as_json:
         print_json(report)
@@ -123,8 +123,6 @@ def _print(report: Report, *, plan: bool, rejects: str | None) -> None:
         f"{report.kept:,} kept, {report.replaced:,} replaced, {report.rejected:,} rejected"
     )
     if plan:
-        for what, texts in sorted(report.examples.items()):
-            for text in texts:
-                click.echo(f"  {what:9} {plain(text)}")
+        print_examples(report.examples)
     elif report.rejected:
         say(f"Rejected rows are in {rejects}, with the reason of each.")

@@ -14,7 +14,7 @@ from duly.cli.draining import drained, leave, stopping_when_idle
 from duly.cli.loading import load_app
 from duly.cli.loop import run
 from duly.cli.main import OK
-from duly.cli.options import examples
+from duly.cli.options import examples, own_server
 from duly.cli.sparking import open_spark, spark_options
 from duly.logs import set_up
 from duly.services.worker import WornOut
@@ -38,6 +38,7 @@ log = logging.getLogger("duly.batches")
     ),
 )
 @click.option("--app", "-A", "app", required=True, metavar="MODULE:APP", help="Where the batch handlers are.")
+@own_server
 @click.option("--topic", "topics", multiple=True, metavar="NAME", help="Take only this topic; repeatable.")
 @click.option("--burst", is_flag=True, help="End once nothing is due now, ready or running.")
 @click.option(
@@ -89,7 +90,6 @@ async def _work_until(
     from duly.spark.work.driver import work as drive
 
     async with app:
-        place = (await app.store()).link.place  # the URL may hold a password
-        log.info("working on batches of %s at %s", ", ".join(topics), place)
+        log.info("working on batches of %s at %s", ", ".join(topics), app.place)
         async with stopping_when_idle(stop, app, topics, log) if burst else nullcontext():
             await drive(app, spark, topics=topics, stop=stop, stalled=leave)

@@ -50,7 +50,7 @@ local function begin()
   if stops[1] then stops = {} end
   if endings[1] then endings = {} end
   if answered[1] then answered = {} end
-  if damaged[1] then damaged = {} end
+  if damage.records[1] then damage.records = {} end
   if event_verbs[1] then
     for _, verb in ipairs(event_verbs) do verb_rows[verb].size = 0 end
     event_verbs, row_verb = {}, nil
@@ -284,7 +284,7 @@ local function emit(now_ms, nonce, worker)
   local about = encode(TOTALS, now_ms, row_total, byte_total) .. nonce .. shard[EPOCH] .. '\n' .. verbs .. '\n' .. (worker or '')
   redis.call('XADD', key.events, string.format('%d-0', counter), 'about', about, 'members', members, 'heads', heads,
     'reasons', reasons)
-  redis.call('HSET', key.meta, 'sequence', sequence, 'events', counter, 'event_rows', row_total, 'event_bytes', byte_total)
+  redis.call('HSET', key.meta, 'sequence', string.format('%d', sequence), 'events', counter, 'event_rows', row_total, 'event_bytes', byte_total)
   sequence_was = sequence
   -- The bound is hard: it holds also where no pruner runs and whoever has not read yet.
   local rows_gone, bytes_gone = tonumber(shard[ROWS_GONE]) or 0, tonumber(shard[BYTES_GONE]) or 0
@@ -347,20 +347,57 @@ local function note_lanes(topic, used)
   if now ~= was then redis.call('HSET', key.topics, field, now) end
 end
 
+-- Whether any job of a topic is counted in a state, with what this call has changed so far.
+local function is_counted(topic, state)
+  local change = counts[topic] and counts[topic][state] or 0
+  return (tonumber(redis.call('HGET', key.topics, topic .. ':' .. STATES[state])) or 0) + change > 0
+end
+
+-- The state that a damaged job is counted in.  Its record cannot tell, but the index does that it stands in; one that stands
+-- in none is in line.  Nil where neither is known: then the auditor's next pass counts.
+function damage.counted_as(member, record)
+  local topic, state = topic_of(member), nil
+  if redis.call('ZSCORE', key.leases, member) then
+    state = RUNNING
+  elseif redis.call('ZSCORE', key.dead, member) then
+    state = DEAD
+  elseif redis.call('ZSCORE', key.done, member) then
+    -- Both stand here: the first byte tells them apart, unless that is what is damaged.
+    state = (string.byte(record) or SUCCEEDED) % 8 == CANCELLED and CANCELLED or SUCCEEDED
+    if not is_counted(topic, state) then state = SUCCEEDED + CANCELLED - state end
+  elseif first_key[topic] then
+    state = due_score(member) and SCHEDULED or READY
+  end
+  return state and is_counted(topic, state) and state or nil
+end
+
 -- Move damaged records to where they stop nobody, before anything is written: this call may accept a job in the place of one.
-local function quarantine_damaged()
+local function quarantine_damaged(damaged)
   redis.call('HSET', key.quarantine, unpack(damaged))
   for at = 1, #damaged, 2 do
-    for _, hash in ipairs({key.jobs, key.outcomes, key.progress}) do redis.call('HDEL', hash, damaged[at]) end
-    for _, index in ipairs({key.leases, key.done, key.dead}) do redis.call('ZREM', index, damaged[at]) end
+    local member, record = damaged[at], damaged[at + 1]
+    local topic, state = topic_of(member), damage.counted_as(member, record)
+    -- A call may meet one twice.
+    if redis.call('HDEL', key.jobs, member) == 1 and state then
+      count(topic, state, -1)
+      if state > RUNNING then
+        -- Only about what it weighed: how long its record was is not known any more.
+        local weight = 2 * #member + #record + redis.call('HSTRLEN', key.outcomes, member) + 150
+        if state == DEAD then dead_weight = dead_weight - weight else done_weight = done_weight - weight end
+      end
+    end
+    for _, hash in ipairs({key.outcomes, key.progress}) do redis.call('HDEL', hash, member) end
+    for _, index in ipairs({key.leases, key.done, key.dead}) do redis.call('ZREM', index, member) end
+    if first_key[topic] and redis.call('ZREM', due_of(topic), member) == 1 then reindexed[topic] = true end
   end
 end
 
 local function commit(now_ms, nonce, worker)
+  local damaged = damage.records
   for at = 1, #damaged, 2 do note('quarantined', damaged[at], NO_RECORD .. encode(NUMBER, now_ms)) end
   emit(now_ms, nonce, worker)
-  if sequence ~= sequence_was then redis.call('HSET', key.meta, 'sequence', sequence) end
-  if damaged[1] then quarantine_damaged() end
+  if sequence ~= sequence_was then redis.call('HSET', key.meta, 'sequence', string.format('%d', sequence)) end
+  if damaged[1] then quarantine_damaged(damaged) end
   if put_count > 0 then redis.call('HSET', key.jobs, unpack(puts, 1, put_count)) end
   if #put_bodies > 0 then redis.call('HSET', key.bodies, unpack(put_bodies)) end
   if #put_outcomes > 0 then redis.call('HSET', key.outcomes, unpack(put_outcomes)) end

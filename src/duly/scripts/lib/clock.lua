@@ -23,17 +23,20 @@ local function clock(given)
     if shard[CLOCK] ~= 'test' then
       error({err = 'ERR this namespace runs on the clock of its server; create it with clock=test to pass a time'})
     end
+    shard.began = given * 1000
     return tonumber(given), tonumber(given), 0
   end
   local time = redis.call('TIME')
   local ms = time[1] * 1000
+  shard.began = (ms + math.floor(time[2] / 1000)) * 1000
   return ms + math.floor(time[2] / 1000), ms + math.ceil(time[2] / 1000), time[2] % 1000
 end
 
--- Numbers of the shard that are never reused: revisions, tokens and stream entries alike.
+-- Numbers of the shard that are never reused: revisions, tokens and stream entries alike.  They are microseconds since 1970,
+-- of a whole millisecond and on from there, so a record tells when it was accepted and changed without a field for that.
 local function take_numbers(count)
-  local first = sequence + 1
-  sequence = sequence + count
+  local first = sequence < shard.began and shard.began or sequence + 1
+  sequence = first + count - 1
   return first
 end
 

@@ -1,5 +1,6 @@
 -- endings: a job reaches a state that is final for its revision, or comes back from one.
 
+-- How long an ended job is kept at least, so that a call repeated after a lost reply gets its first answer.
 local STUB_MS = 60000
 
 -- What an ended job weighs against the byte limits: what it stores, and about what the indexes add.
@@ -28,23 +29,35 @@ local function say_ended(member, marks, outcome)
   if marks % 2 == AWAITED then endings[#endings + 1] = member end
 end
 
+-- Make a stub of a job: what it was to run goes, and its envelope stays, which tells which request made it.
+local function make_stub(job)
+  if not has_mark(job, BODY_DROPPED) then
+    local _, _, _, _, envelope_bytes = wishes(job)
+    local body = job.body
+    if job.apart then
+      body = envelope_bytes > 0 and redis.call('HGET', key.bodies, job.member) or ''
+      dropped_bodies[#dropped_bodies + 1] = job.member
+      job.apart = false
+    end
+    job.body, job[MARKS] = cut(body, 1, envelope_bytes), job[MARKS] + BODY_DROPPED
+  end
+end
+
 -- `keep_ms` is for jobs without a wish of their own; the dead are kept for their reader, whatever the wish.
 local function finish(verb, job, topic, state, now_ms, keep_ms, outcome, reason)
   local was, told = job.state, outcome
   local body = has_mark(job, REPLY) and (job.apart and redis.call('HGET', key.bodies, job.member) or job.body)
   job.state, job[ENDED], job[ENTRY] = state, now_ms, 0
-  -- One that is only a trace came with what its reply needs, and nothing else.
-  if has_mark(job, BODY_DROPPED) then job.body = '' end
   if state ~= DEAD then
     local _, _, retain = wishes(job)
     if retain ~= UNKNOWN then keep_ms = retain * 1000 end
-    if keep_ms < STUB_MS then
-      -- A stub stays, so that a call repeated after a lost reply gets its first answer.
-      keep_ms, outcome, job.body = STUB_MS, '', ''
-      if job.apart then dropped_bodies[#dropped_bodies + 1] = job.member end
-      job[MARKS] = bit.bor(job[MARKS], BODY_DROPPED)
+    if keep_ms == 0 then
+      make_stub(job)
+      -- Somebody waits for the outcome, or the record may have to be told of it.
+      if not has_mark(job, AWAITED) and not shard[RECORD] then outcome = '' end
     end
   end
+  keep_ms = math.max(keep_ms, STUB_MS)
   local record = put(verb, job, reason)
   weigh_in(state, weigh(job, record, outcome))
   count(topic, was, -1)
@@ -58,6 +71,11 @@ local function finish(verb, job, topic, state, now_ms, keep_ms, outcome, reason)
   say_ended(job.member, job[MARKS], outcome)
   -- The reply is told also what is not kept of the job itself.
   if body then reply(job.member, body, record, told) end
+end
+
+-- End a job that was not started in time, wherever it is met; where it stood is the caller's to tidy.
+function ages.expire(job, topic, now_ms, keep_ms)
+  finish('cancelled', job, topic, CANCELLED, now_ms, keep_ms, '{"type":"expired"}', 'expired')
 end
 
 -- Take an ended job off the indexes and forget its outcome; its record is the caller's to write.
@@ -75,7 +93,7 @@ local function take_off(job, topic)
   if job.state == READY then drop_entry(topic, lane_of(job), job[ENTRY]) end
   if job.state == RUNNING then
     let_go(job.member)
-    stops[#stops + 1] = job.member .. ' ' .. job[TOKEN]
+    stops[#stops + 1] = string.format('%s %d', job.member, job[TOKEN])
   end
 end
 

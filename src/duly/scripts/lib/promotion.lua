@@ -19,14 +19,13 @@ local function for_each_due(topic, now_ms, limit, keep_ms, each)
     local mark = record and string.byte(record)
     -- An id without a job must not block the line: it is dropped.
     if record and not is_whole(record) then
-      put_aside(member, record)
-      count(topic, SCHEDULED, -1)
+      damage.put_aside(member, record)
     elseif mark and mark % 8 == SCHEDULED then
       local expires = mark % 64 >= 32 and wishes_of(record, mark) or 0
       if expires > 0 and expires < now_ms then
         local job = read(member, record)
         job[DUE] = due_ms
-        finish('cancelled', job, topic, CANCELLED, now_ms, keep_ms, '{"type":"expired"}', 'expired')
+        ages.expire(job, topic, now_ms, keep_ms)
       elseif each(member, topic, record, due_ms, mark) == false then
         local taken = unscheduled[topic]
         taken[#taken] = nil

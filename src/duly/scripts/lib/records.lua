@@ -8,7 +8,9 @@
 --           entry 8, ended 8, late 4; token 8, nonce 8, worker 8, started 8; due 8
 -- request   of the call that made this revision: a replay is told by it
 -- options   23 bytes, only if any was given; then as many bytes of further parts as the last two of them say, each
---           a byte that names it, a byte for its length, and its value: a script carries along those it does not know
+--           a byte that names it, a byte for its length, and its value: a script carries along those it does not know;
+--           1: when the job was accepted, 6 bytes of milliseconds, where its revision is a later one;
+--           2: when it was due first, likewise, where a retry has given it another time
 -- body      envelope and payload; in `bodies` instead when long, so that a transition never moves it
 --
 -- duly/records.py is the twin of this file; a test compares the two.
@@ -18,8 +20,9 @@
 
 local SCHEDULED, READY, RUNNING, SUCCEEDED, DEAD, CANCELLED = 0, 1, 2, 3, 4, 5
 local NORMAL, CALLBACK, SUSPECT, ISOLATED = 0, 3, 4, 5
-local AWAITED, REPLACED, BODY_DROPPED, ERROR_KEPT, REPLY, HALF = 1, 2, 4, 8, 16, 32
+local AWAITED, REPLACED, BODY_DROPPED, ERROR_KEPT, REPLY, HALF, RESULT_DROPPED = 1, 2, 4, 8, 16, 32, 64
 local VERBS = {ack = 1, retry = 2, bury = 3, release = 4, recover = 5}
+local CREATED, FIRST_DUE, MOST_PARTS = 1, 2, 65528
 local NUMBER, BASE, OPTIONS = '>I8', '>BI8c6', '>I8I4I4BI4I2'
 local START, RUN = '>BHHBBI8', '>BHHBBI8I8I4I8c8c8I8I8'
 local BASE_BYTES, OPTIONS_BYTES, HEAD_BYTES = 15, 23, 81
@@ -45,9 +48,10 @@ local function number_of(id)
   return tonumber(cut(id, 1, -3))
 end
 
--- What was asked for: when it expires, its time to run, how long it is kept, how many crashes it may have.
+-- What was asked for: when it expires, its time to run, how long it is kept, how many crashes it may have; then how many
+-- bytes of the body are its envelope.
 local function wishes_of(record, mark)
-  if mark % 64 < 32 then return 0, 0, UNKNOWN, 0 end
+  if mark % 64 < 32 then return 0, 0, UNKNOWN, 0, 0 end
   return decode(OPTIONS, record, mark % 128 < 64 and BASE_BYTES + 1 or OPTIONS_AT)
 end
 
@@ -112,8 +116,59 @@ local function head_of(record, due_ms)
   return cut(record, 1, BASE_BYTES) .. encode(NUMBER, due_ms)
 end
 
+-- The further parts of options: how old a job is, and when it was due first.
+local ages = {bytes_of = options_bytes}
+-- What a job says whose options are there for their parts alone.
+local no_options = encode(OPTIONS, 0, 0, UNKNOWN, 0, 0, 0)
+
+-- Give a job one of the further parts, in the place of the one that it has; nil for none.
+function ages.set_part(job, name, ms)
+  local options, parts = job.options == '' and no_options or job.options, ''
+  local at = OPTIONS_BYTES + 1
+  while at < #options do
+    local its_name, size = string.byte(options, at, at + 1)
+    if its_name ~= name then parts = parts .. cut(options, at, at + 1 + size) end
+    at = at + 2 + size
+  end
+  if ms and #parts < MOST_PARTS then parts = parts .. encode('>BBI6', name, 6, ms) end
+  options = cut(options, 1, OPTIONS_BYTES - 2) .. encode('>I2', #parts) .. parts
+  job.options = options == no_options and '' or options
+end
+
+function ages.part_of(job, name)
+  local options, at = job.options, OPTIONS_BYTES + 1
+  while at < #options do
+    local its_name, size = string.byte(options, at, at + 1)
+    if its_name == name then return decode('>I6', options, at + 2) end
+    at = at + 2 + size
+  end
+end
+
+-- The options that a sender said, without further parts.
+function ages.said_options(job)
+  local said = {options = job.options}
+  ages.set_part(said, CREATED)
+  ages.set_part(said, FIRST_DUE)
+  return said.options
+end
+
+function ages.created_of(job)
+  return ages.part_of(job, CREATED) or floor(job.revision / 1000)
+end
+
+-- Before a job that was due gets another time without its sender asking for that.
+function ages.keep_first_due(job)
+  if not ages.part_of(job, FIRST_DUE) then ages.set_part(job, FIRST_DUE, job[DUE]) end
+end
+
+-- Give a job another revision: it stays as old as it is.
+function ages.revise(job, revision, request)
+  ages.set_part(job, CREATED, ages.created_of(job))
+  job.revision, job.request = revision, request
+end
+
 local function wishes(job)
-  if job.options == '' then return 0, 0, UNKNOWN, 0 end
+  if job.options == '' then return 0, 0, UNKNOWN, 0, 0 end
   return decode(OPTIONS, job.options)
 end
 
@@ -134,11 +189,12 @@ local function has_mark(job, mark)
 end
 
 -- Jobs whose records are damaged, and those records: `commit` puts them aside.
-local damaged = {}
+local damage = {records = {}}
 
-local function put_aside(member, record)
-  damaged[#damaged + 1] = member
-  damaged[#damaged + 1] = record
+function damage.put_aside(member, record)
+  local records = damage.records
+  records[#records + 1] = member
+  records[#records + 1] = record
 end
 
 -- Records of `members` in their order; false where there is none.
@@ -149,7 +205,7 @@ local function fetch(members)
     if record and is_whole(record) then
       records[at] = read(members[at], record)
     elseif record then
-      put_aside(members[at], record)
+      damage.put_aside(members[at], record)
       records[at] = false
     end
   end

@@ -1,6 +1,7 @@
 -- replies: what became of jobs whose senders asked to be told, in queues by name.
 --
--- A reply holds all that is told of the job, so it does not matter what becomes of the job afterwards.  It is an entry of
+-- A reply holds all that is told of the job, its record without the payload, so it does not matter what becomes of the
+-- job afterwards.  It is an entry of
 -- `replies`, where all queues stand in one order, that of the endings: the oldest is the first.  `reply_lines` has
 -- '<name> <number>' for each, so that those of one name stand together; a space sorts before all that a name may hold.
 --
@@ -20,7 +21,10 @@ end
 local function reply(member, body, record, outcome)
   local name = reply_name(body)
   if not name then return end
-  answered[#answered + 1] = {name, take_numbers(1), member, cut(record, 1, HEAD_BYTES), outcome}
+  local mark = string.byte(record)
+  local _, _, _, _, envelope_bytes = wishes_of(record, mark)
+  local head = cut(record, 1, body_at(record, mark) - 1) .. cut(body, 1, envelope_bytes)
+  answered[#answered + 1] = {name, take_numbers(1), member, head, outcome}
 end
 
 function reply_queue.line_of(name, number)

@@ -1,13 +1,13 @@
 -- specs: what a sender says of a new job, in 9 bytes: one for what it asks for, and 8 of milliseconds.
 --
 -- The byte has on_conflict in the place of the state, with 4 if it asks for a reply; lane; 32 if there are options; 64 if it
--- waits from now on.  Behind it comes the request, 6 bytes, then options and body, as in a record.
+-- waits from now on; 128 if its sender waits for its end.  Behind it comes the request, 6 bytes, then options and body, as in a record.
 
 local SPEC, WAITING, REQUEST_LENGTH = '>BI8', '>BI8c6I8', 6
-local REPLACE, RAISE, ASKS = 1, 2, 4
+local REPLACE, RAISE, ASKS, AWAITS = 1, 2, 4, 128
 
 local function time_of(spec, ms, now_floor, now_ceil)
-  if spec >= 64 then return ms == 0 and now_floor or now_ceil + ms end
+  if spec % 128 >= 64 then return ms == 0 and now_floor or now_ceil + ms end
   -- What is past is due now, so that lateness counts from when it was accepted.
   return ms > now_floor and ms or now_floor
 end

@@ -13,7 +13,8 @@ from duly.errors import UsageError
 from duly.events import Offset
 from duly.feed import EventsLost
 from duly.spark.events.places import TRIMMED, read_places
-from duly.spark.history.files import WRITTEN, filesystem, writer
+from duly.spark.filesystem import filesystem
+from duly.spark.history.files import WRITTEN, writer
 from duly.spark.history.ranges import Gap, missing
 from duly.spark.history.table import Progress
 

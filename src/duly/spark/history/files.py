@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs
 import pyarrow.parquet as pq
 from pyspark.sql.types import DateType, LongType, StringType, StructField, StructType
 
 from duly.spark.events.schema import ARROW, EVENTS
 from duly.spark.events.unpacking import batch_of, entries_of
+from duly.spark.filesystem import filesystem
 from duly.spark.history.ranges import runs_of
 
 if TYPE_CHECKING:
@@ -51,16 +51,6 @@ _WRITTEN_ARROW = pa.schema(
 )
 
 Committed = dict[tuple[int, str], int]  #: shard and epoch: the last counter that the table holds
-
-
-def filesystem(path: str) -> tuple[pa.fs.FileSystem, str]:
-    """
-    Where a path leads, on this machine or elsewhere.
-    """
-    if "://" in path:
-        found: tuple[pa.fs.FileSystem, str] = pa.fs.FileSystem.from_uri(path)
-        return found
-    return pa.fs.LocalFileSystem(), path
 
 
 def writer(

@@ -17,12 +17,14 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812  # as everybody who writes Spark calls it
 
 from duly.connection import Link
+from duly.durations import parse_duration
 from duly.errors import DulyError, UsageError
 from duly.feed import Feed
 from duly.spark.events.places import write_places
 from duly.spark.events.shards import Shards
+from duly.spark.filesystem import filesystem
 from duly.spark.history.batch import Batches
-from duly.spark.history.files import PARTITIONED_BY, filesystem
+from duly.spark.history.files import PARTITIONED_BY
 from duly.spark.history.reading import is_parquet
 from duly.spark.history.table import HistoryTable
 from duly.store import Store
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+    from duly.durations import Seconds
     from duly.events import Offset
     from duly.spark.events.places import Places
 
@@ -63,7 +66,7 @@ class HistoryOptions:
     consumer: str = "history"  #: the name under which trimming waits for this table
     format: Literal["delta", "parquet"] = "delta"
     max_rows: int = 1_000_000  #: of one batch
-    every: str = "10 seconds"  #: between batches, unless it runs once
+    every: Seconds = 10  #: between batches, unless it runs once
     fail_on_data_loss: bool = True
 
     @property
@@ -156,7 +159,9 @@ def _stream(
 
 
 def _triggered(writer: DataStreamWriter, options: HistoryOptions, *, once: bool) -> DataStreamWriter:
-    return writer.trigger(availableNow=True) if once else writer.trigger(processingTime=options.every)
+    if once:
+        return writer.trigger(availableNow=True)
+    return writer.trigger(processingTime=f"{parse_duration(options.every, 'every')} milliseconds")
 
 
 def run_stream(start: Callable[[], StreamingQuery]) -> StreamingQuery:

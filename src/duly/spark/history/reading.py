@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from pyarrow.fs import FileType
 
 from duly.errors import UsageError
-from duly.spark.history.files import HISTORY, filesystem
+from duly.spark.filesystem import filesystem
+from duly.spark.history.files import HISTORY
 from duly.spark.history.table import HistoryTable
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs
 import pyarrow.parquet as pq
 from pyspark.sql import functions as F  # noqa: N812  # as everybody who writes Spark calls it
 
 from duly.errors import UsageError
 from duly.newjob import Limits
 from duly.spark.columns import check_columns
+from duly.spark.filesystem import filesystem
 from duly.spark.horizon.rows import PARTITION, ROWS, row_of
 from duly.spark.horizon.table import HorizonTable
 from duly.spark.packing import Packer
@@ -113,13 +113,3 @@ def _write(table: str, day: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "rows": len(rows),
         "error": None,
     }
-
-
-def filesystem(path: str) -> tuple[pa.fs.FileSystem, str]:
-    """
-    Where a path leads, on this machine or elsewhere.
-    """
-    if "://" in path:
-        found: tuple[pa.fs.FileSystem, str] = pa.fs.FileSystem.from_uri(path)
-        return found
-    return pa.fs.LocalFileSystem(), path

@@ -18,7 +18,7 @@ from pyspark.sql.types import (
 
 from duly.record.mending import compared
 from duly.record.rules import Promised, Queued, digest
-from duly.records import BASE, HEAD, options_at
+from duly.records import BASE, HEAD, OPTIONS, options_at, read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,7 +69,11 @@ def queued_row(member: bytes, about: Sequence[bytes], _workers: Mapping[bytes, s
         _, revision, _ = BASE.unpack_from(record)
     # Options and body follow each other, unless the body stands apart.
     at, body_at = options_at(record)
-    rest = record[at:] if mark < 128 else record[at:body_at] + apart
+    if body_at - at > OPTIONS.size:
+        found = read(record)
+        rest = found.options + (apart if found.apart else found.body)
+    else:
+        rest = record[at:] if mark < 128 else record[at:body_at] + apart
     topic, _, id_ = member.decode().partition("/")
     due_ms = int(float(score)) if score else due_ms
     return (topic, id_, revision, mark & 7, due_ms, digest(_LANES[mark >> 3 & 3] + rest), began)

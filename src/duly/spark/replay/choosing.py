@@ -49,11 +49,8 @@ def with_errors(scan: DataFrame) -> DataFrame:
     Jobs of the queue, with the error that each ended with, if it did.
     """
     kind, message = (F.get_json_object("outcome", f"$.{name}") for name in ("type", "message"))
-    return (
-        scan.withColumn("error", F.when(F.col("state") != "succeeded", F.concat_ws(": ", kind, message)))
-        .withColumn("ttr", F.col("ttr_ms") / 1000)
-        .select(*TOLD, *CARRIED)
-    )
+    error = F.when(F.col("state") != "succeeded", F.concat_ws(": ", kind, message))
+    return scan.withColumn("error", error).select(*TOLD, *CARRIED)
 
 
 def jobs_of_history(last: DataFrame, queued: DataFrame) -> DataFrame:

@@ -69,11 +69,13 @@ class Report:
         budget, failed, busiest = (self.tables[name] for name in ("budget", "failures", "busiest"))
         jobs, late = int(budget["jobs"].sum()), int(budget["late"].sum())
         share = 1 - late / jobs if jobs else 1.0
+        lost = int(self.tables["crashes"]["lost"].sum())
         curve = self.tables["curve"].set_index("share")["lateness_ms"]
         return [
             Figure("jobs started", f"{int(busiest['started'].sum()):,}"),
             Figure("on time", f"{share:.2%}", share >= self.options.goal if jobs else None),
             Figure("p99 lateness", ms_text(float(curve.loc[0.99])) if len(curve) else "none"),
+            Figure("lost with a worker", f"{lost:,}", not lost),
             Figure("failed runs", f"{int((failed['retried'] + failed['buried']).sum()):,}"),
             Figure("dead", f"{int(failed['buried'].sum()):,}", not failed["buried"].sum()),
         ]
@@ -85,7 +87,8 @@ class Report:
         return [
             Section(
                 "On time",
-                f"A job is on time if it started within {within} of when it was due.",
+                f"A job is on time if it started within {within} of when it was due. One whose run was lost "
+                "with its worker counts by the run that came after.",
                 "No job began and ended for the first time in this span.",
                 _shown("on-time", wide, narrow),
                 "Curve: the share of jobs that started within a time after they were due.",
@@ -132,6 +135,13 @@ class Report:
                 tables["retries"],
             ),
             Section(
+                "Crashes",
+                "Runs that were lost with their worker, which was killed or fell silent: taken back when "
+                "the lease ran out, begun again by another one. How late counts from when they were due.",
+                "No worker was lost while it ran a job.",
+                table=tables["crashes"],
+            ),
+            Section(
                 "Run times",
                 "How long handlers ran, by topic.",
                 "No run ended.",
@@ -160,6 +170,7 @@ def tables_of(history: DataFrame, options: ReportOptions) -> dict[str, DataFrame
         "heat": transforms.heat(told),
         "budget": transforms.budget(told, options.slo_ms, options.goal),
         "retries": transforms.retries(told),
+        "crashes": transforms.crashes(told),
         "failures": transforms.failures(told),
         "run_times": transforms.run_times(told),
         "busiest": transforms.busiest(told),

@@ -51,6 +51,18 @@ FAILURES = _table(
     last_at="time",
     example="text",
 )
+#: Runs that were lost with their worker: when they were taken back, and how late they began again.
+CRASHES = _table(
+    worker="text",
+    topic="text",
+    first_at="time",
+    last_at="time",
+    lost="long",
+    restarted="long",
+    buried="long",
+    p50_late_ms="long",
+    max_late_ms="long",
+)
 #: How long runs took.
 RUN_TIMES = _table(
     topic="text", runs="long", p50_ms="long", p90_ms="long", p99_ms="long", max_ms="long", busy_s="share"

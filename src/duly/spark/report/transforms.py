@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 ENDS = ("acked", "retried", "buried")
 STEPS = 200  #: of the on-time curve
+JOB = ("topic", "id", "revision")  #: a job, as it was sent
+RUN = (*JOB, "attempt", "crashes")  #: one run of it
 
 
 def _time(column: str) -> Column:
@@ -54,14 +56,48 @@ def between(history: DataFrame, start: datetime, end: datetime) -> DataFrame:
 
 def first_runs(history: DataFrame) -> DataFrame:
     """
-    Keep the ends of first runs, with the time at which each was due: retries are late on purpose.
+    Keep the ends of first attempts, with the time at which each was due and how late it began.
+
+    Retries are late on purpose.  A run that was lost with its worker is not: what is late by that counts from
+    when it was due at first, and not from when it was taken back.
     """
-    return history.where(
-        F.col("verb").isin(*ENDS)
-        & (F.col("attempt") == 1)
-        & (F.col("crashes") == 0)
-        & F.col("lateness_ms").isNotNull()
-    ).withColumn("due_ms", F.col("at_ms") - F.col("run_ms") - F.col("lateness_ms"))
+    ends = history.where(
+        F.col("verb").isin(*ENDS) & (F.col("attempt") == 1) & F.col("lateness_ms").isNotNull()
+    ).withColumn("began_ms", F.col("at_ms") - F.col("run_ms"))
+    return (
+        # Few jobs crash: they are looked up, and nothing is shuffled for the others.
+        ends.join(F.broadcast(_lost_first_runs(history)), on=list(JOB), how="left")
+        .withColumn("due_ms", F.coalesce("first_due_ms", F.col("began_ms") - F.col("lateness_ms")))
+        .withColumn("lateness_ms", F.coalesce(F.col("began_ms") - F.col("first_due_ms"), "lateness_ms"))
+        .drop("began_ms", "first_due_ms")
+    )
+
+
+def _lost_first_runs(history: DataFrame) -> DataFrame:
+    """
+    Jobs whose first attempt was lost with its worker, once or more often, and when each had been due.
+    """
+    is_loss = (F.col("verb") == "recovered") & (F.col("reason") == "crashed")
+    is_claim = (F.col("verb") == "claimed") & (F.col("crashes") == 0)
+    is_snooze = (F.col("verb") == "retried") & (F.col("attempt") == 0)
+    lost = history.where(is_loss & (F.col("attempt") == 1)).select(*JOB).distinct()
+    return (
+        history.where((F.col("attempt") <= 1) & (is_loss | is_claim | is_snooze))
+        .join(F.broadcast(lost), on=list(JOB), how="left_semi")
+        .groupBy(*JOB)
+        .agg(
+            F.coalesce(
+                F.max_by("due_ms", F.when(is_claim, F.col("at_ms"))),
+                # A history that begins in between has no claim: it was due before the run that was lost.
+                F.min(F.when(is_loss, F.col("at_ms") - F.col("run_ms"))),
+            ).alias("first_due_ms"),
+            F.max(F.when(is_loss, F.col("at_ms"))).alias("lost_ms"),
+            F.max(F.when(is_snooze, F.col("at_ms"))).alias("snoozed_ms"),
+        )
+        # What was put off since then, on purpose, has another due time.
+        .where(F.col("snoozed_ms").isNull() | (F.col("snoozed_ms") < F.col("lost_ms")))
+        .select(*JOB, "first_due_ms")
+    )
 
 
 def on_time(history: DataFrame, slo_ms: int) -> DataFrame:
@@ -128,6 +164,47 @@ def retries(history: DataFrame) -> DataFrame:
         .agg(*(F.count_if(F.col("verb") == verb).alias(name) for name, verb in counts.items()))
     )
     return _shaped(found, schemas.RETRIES).orderBy("hour", "topic")
+
+
+def crashes(history: DataFrame) -> DataFrame:
+    """
+    Runs that were lost with their worker, by worker and topic, those of the latest loss first.
+    """
+    lost = (
+        history.where((F.col("verb").isin("recovered", "buried")) & (F.col("reason") == "crashed"))
+        # A job that is given up has no attempt more than it had.
+        .withColumn("attempt", F.col("attempt") + (F.col("verb") == "buried").cast("long"))
+        .select(*RUN, "verb", "at_ms", (F.col("at_ms") - F.col("run_ms")).alias("began_ms"))
+    )
+    claims = (
+        history.where(F.col("verb") == "claimed")
+        .join(F.broadcast(lost.select(*JOB).distinct()), on=list(JOB), how="left_semi")
+        .groupBy(*RUN)
+        .agg(
+            F.max_by("worker", "at_ms").alias("worker"),
+            F.max_by("due_ms", "at_ms").alias("due_ms"),
+            F.min("at_ms").alias("claimed_ms"),
+        )
+    )
+    # The run that was lost counts one crash less than the event that tells of it, and the next run as many.
+    before = claims.select(*JOB, "attempt", (F.col("crashes") + 1).alias("crashes"), "worker", "due_ms")
+    after = claims.select(*RUN, "claimed_ms")
+    found = (
+        lost.join(F.broadcast(before), on=list(RUN), how="left")
+        .join(F.broadcast(after), on=list(RUN), how="left")
+        .withColumn("late_ms", F.col("claimed_ms") - F.coalesce("due_ms", "began_ms"))
+        .groupBy(F.coalesce("worker", F.lit("")).alias("worker"), "topic")
+        .agg(
+            F.timestamp_millis(F.min("at_ms")).alias("first_at"),
+            F.timestamp_millis(F.max("at_ms")).alias("last_at"),
+            F.count("*").alias("lost"),
+            F.count("claimed_ms").alias("restarted"),
+            F.count_if(F.col("verb") == "buried").alias("buried"),
+            F.percentile_approx("late_ms", 0.5).alias("p50_late_ms"),
+            F.max("late_ms").alias("max_late_ms"),
+        )
+    )
+    return _shaped(found, schemas.CRASHES).orderBy(F.desc("last_at"), "worker", "topic")
 
 
 def failures(history: DataFrame) -> DataFrame:

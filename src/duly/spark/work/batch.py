@@ -8,8 +8,9 @@ import asyncio
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
+from duly.logs import BRIEF, describe
 from duly.spark.work.calling import Call
 from duly.spark.work.frames import readable
 from duly.spark.work.outcomes import Endings, endings_of, failed, released
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
     from duly.batchhandler import BatchHandler
     from duly.job import Lease
+    from duly.metrics import Metrics
+    from duly.record.outcomes import Outcomes
     from duly.services.threads import Threads
     from duly.store import Finish
 
@@ -38,7 +41,6 @@ class Held:
     """
 
     def __init__(self, lease_ms: int) -> None:
-        self.meter: Any = None  #: as a crew sets it; batches are not measured job by job
         # A heart beats three times in a lease: the first extension comes by the middle of it.
         self._young_s = lease_ms / 6000
         self._leases: dict[str, tuple[Lease, float]] = {}  #: and since when
@@ -46,6 +48,11 @@ class Held:
 
     def __len__(self) -> int:
         return len(self._leases)
+
+    def report_to(self, meter: Metrics | None, outcomes: Outcomes | None) -> None:
+        """
+        Do nothing: batches are not measured job by job, and the record reads their outcomes from the events.
+        """
 
     def hold(self, leases: Iterable[Lease]) -> None:
         """
@@ -129,9 +136,10 @@ class Batch:
     def _unanswered(self, leases: list[Lease], error: Exception) -> Endings:
         if self.given_up == "drain":
             return released(leases)
-        # Not its words: they may hold what is in a payload.
-        self.wrong = f"{self.handler.topic}: the batch failed: {type(error).__name__}"
-        log.warning("%s", self.wrong)
+        topic = self.handler.topic
+        # Without its words, which may quote a payload: the notes of runs are shown to more people than logs.
+        self.wrong = f"{topic}: the batch failed: {type(error).__name__}"
+        log.warning("%s: the batch failed: %s", topic, describe(error), exc_info=error, extra=BRIEF)
         return failed(self.handler, leases, error, self._late_ms)
 
     def is_over(self, now_s: float) -> bool:

@@ -8,6 +8,7 @@ import asyncio
 import secrets
 import threading
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JJavaError
@@ -16,6 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody who writes Spark calls it
 from pyspark.sql.types import ArrayType, MapType, StructType
 
+from duly.sentry import batch_context
 from duly.spark.work.frames import frame_of
 from duly.spark.work.outcomes import JSON, WrongAnswer, check_columns
 
@@ -73,7 +75,9 @@ class Call:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(settle, answer, error)
 
-        threads.submit(self._work, done)
+        # Nothing that one batch has set is there in the next.
+        context = batch_context(self._handler.topic, len(self._leases))
+        threads.submit(partial(context.run, self._work), done)
         return await self._answer
 
     def give_up(self, threads: Threads, why: Exception) -> None:

@@ -86,6 +86,21 @@ class Claims:
         self._room = self._room and bool(self._held)
         return self._room
 
+    async def worth_asking(self, handlers: Sequence[BatchHandler]) -> Sequence[BatchHandler]:
+        """
+        Return those of some handlers, in their order, whose topics have jobs on any shard.
+
+        If none has, it is the first alone: a claim on each shard also tells what falls due there, and shows
+        that this process is there.
+        """
+        if len(handlers) < 2:
+            return handlers
+        topics, found = [handler.topic for handler in handlers], set[str]()
+        for shard in range(self._store.shards):
+            now_ms = self._outlooks[shard].server_now_ms()
+            found |= await self._store.topics_with_jobs(shard, topics, now_ms)
+        return [handler for handler in handlers if handler.topic in found] or handlers[:1]
+
     async def gather(self, handler: BatchHandler) -> Gathered:
         """
         Claim a batch: as much as there is, up to the handler's limit, or one job that has to run isolated.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from duly.errors import UsageError
 from duly.spark.work.notes import Notes
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from duly.app import Duly
-    from duly.services.worker import Worker
 
 
 async def work(
@@ -39,10 +38,10 @@ async def work(
     known = batch_topics(app, topics)
     await app.queue()
     store = await app.store()
-    # A crew asks nothing else of its worker than what this one has.
-    kind = cast("type[Worker]", partial(BatchWorker, spark=spark))
-    crew = app.crew(app.settings, topics=known, stalled=stalled, worker=kind)
-    notes = Notes(store, cast("BatchWorker", crew.worker))
+    crew = app.crew(app.settings, topics=known, stalled=stalled, worker=partial(BatchWorker, spark=spark))
+    worker = crew.worker
+    assert isinstance(worker, BatchWorker)  # noqa: S101  # made by the line above
+    notes = Notes(store, worker)
     noting = asyncio.create_task(notes.keep())
     try:
         await crew.run(stop)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from duly.backoff import from_wire
-from duly.codec import Unreadable, decode_envelope, encode, reason_document
+from duly.codec import Unreadable, decode_envelope
 from duly.errors import UsageError
-from duly.outcome import Ack, Bury, Raised, Retry, RetryLater, outcome_of
+from duly.failure import reason_document
+from duly.outcome import Ack, Bury, Raised, Retry, RetryLater, Unstorable, outcome_of
 from duly.outcome import Buried as BuriedOutcome
 from duly.store import Finish
 
@@ -108,7 +109,7 @@ def endings_of(
             acks.append(Finish(lease, late_ms(lease), (said or b"",)))
             continue
         if type(said) is bytes and ready:
-            said = Raised(UsageError(f"result is {len(said)} bytes, the limit is {limit}"))
+            said = Raised(Unstorable(UsageError(f"result is {len(said)} bytes, the limit is {limit}")))
         if said is _FORGOTTEN:
             said = Raised(WrongAnswer(f"the answer has no row for id {id_!r}"))
         _end(endings, handler, lease, said, late_ms(lease), limit)
@@ -179,7 +180,7 @@ def _end(
         attempt=lease.attempt,
         max_attempts=max_attempts,
         backoff=backoff,
-        encode_result=lambda value: encode(value, what="result", limit=limit),
+        encode_result=lambda value: handler.codec.encode(value, what="result", limit=limit),
     )
     match outcome:
         case Ack(result):

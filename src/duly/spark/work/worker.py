@@ -93,6 +93,7 @@ class BatchWorker:
         Raises:
             WornOut: A function that was given up does not come back.
         """
+        await self._store.give_back_unanswered(self.name)
         if self._task is not None:
             return await self._meanwhile(self._task)
         if self._stopping:
@@ -145,9 +146,9 @@ class BatchWorker:
         """
         Claim jobs of the first topic, in turn, that may have a batch now and has jobs.
         """
-        for handler in self._in_turn():
-            if self._next_s.get(handler.topic, 0.0) > time.monotonic():
-                continue
+        now_s = time.monotonic()
+        free = [each for each in self._in_turn() if self._next_s.get(each.topic, 0.0) <= now_s]
+        for handler in await self._claims.worth_asking(free):
             gathered = await self._claims.gather(handler)
             if gathered.leases:
                 return gathered
@@ -180,6 +181,12 @@ class BatchWorker:
         """
         del shard
         return False
+
+    def topics_with_room(self) -> None:
+        """
+        Unknown: a batch takes what there is.
+        """
+        return
 
     # -- running ------------------------------------------------------------------------------------------
 
@@ -254,6 +261,8 @@ class BatchWorker:
         deadline_s = time.monotonic() + SETTLE_S
         while self._busy() and time.monotonic() < deadline_s:
             await self._settle(deadline_s - time.monotonic())
+        if self._store.has_unanswered(self.name):
+            log.warning("a claim had no answer until the end; what it took is left to its lease")
         if left := self.running.all():
             # Claimed, and not begun.
             await self._give_back(left)
@@ -264,7 +273,9 @@ class BatchWorker:
 
     def _busy(self) -> bool:
         tasks = (self._task, self._saving)
-        return self._claims.under_way or any(task is not None and not task.done() for task in tasks)
+        if self._claims.under_way or self._store.has_unanswered(self.name):
+            return True
+        return any(task is not None and not task.done() for task in tasks)
 
     async def _settle(self, within_s: float) -> None:
         tasks = [task for task in (self._task, self._saving) if task is not None and not task.done()]

@@ -1,5 +1,5 @@
 """
-Addresses that nobody outside may make us talk to.
+Addresses: those of this machine, and those that nobody outside may make us talk to.
 
 A list of our own: `ipaddress` calls some of these global, and knows nothing of the
 IPv4 addresses that hide in IPv6 ones.
@@ -7,7 +7,9 @@ IPv4 addresses that hide in IPv6 ones.
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+import re
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network
+
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:]+))(?::\d*)?")
 
 DENIED_4 = {
     IPv4Network(network): why
@@ -112,3 +116,27 @@ def inside(address: Address) -> Iterator[IPv4Address]:
     elif value >> 32 & 0xFFFFFFFF in (0x00005EFE, 0x02005EFE):
         # ISATAP: a tunnel that can stand in any network.
         yield low
+
+
+@lru_cache(maxsize=1024)
+def is_loopback(host: str) -> bool:
+    """
+    Return whether only this machine reaches *host*.
+    """
+    if host == "localhost":
+        return True
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)  # as an IPv6 socket names an IPv4 peer
+    return (mapped or address).is_loopback
+
+
+@lru_cache(maxsize=1024)
+def host_name(host: str) -> str:
+    """
+    Return a Host header without its port, and an IPv6 address without its brackets; "" if it is none.
+    """
+    found = _HOST.fullmatch(host)
+    return (found[1] or found[2]).lower() if found else ""
