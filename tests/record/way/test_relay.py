@@ -273,7 +273,12 @@ async def test_a_change_is_brought_although_redis_was_just_away(
     assert not await push_in_haste(relay, rows[1:])
     own_server.start()
     cancelled = await change(database, rows[0], state=JobState.cancelled, hydrated=rows[0].revision)
-    assert await relay.push([cancelled])
+
+    async def brought() -> None:
+        assert await relay.push([cancelled])
+
+    # Until somebody looks whether the server is back, it is not asked.
+    await eventually(brought)
     await relay.settle()
     await store.approve("record", 1, "server")
     assert [] == await claim(store)
