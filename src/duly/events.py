@@ -134,12 +134,21 @@ def packed(entry: bytes, fields: list[bytes]) -> Packed:
     Read what an entry says of itself.
     """
     values = dict(zip(fields[::2], fields[1::2], strict=True))
-    at_ms, _, _, nonce = ABOUT.unpack_from(values[b"about"])
-    epoch, counts, worker = values[b"about"][ABOUT.size :].decode().split("\n", 2)
+    about = values[b"about"]
+    at_ms, *_ = ABOUT.unpack_from(about)
+    _, counts, worker = about[ABOUT.size :].decode().split("\n", 2)
     words = counts.split(" ")
     verbs = tuple((Verb(word), int(size)) for word, size in zip(words[::2], words[1::2], strict=True))
-    offset = Offset(epoch, int(entry.partition(b"-")[0]), nonce.hex())
-    return Packed(offset, at_ms, verbs, worker, values)
+    return Packed(offset_of(entry, about), at_ms, verbs, worker, values)
+
+
+def offset_of(entry: bytes, about: bytes) -> Offset:
+    """
+    The place of an entry, by its id and what it says of itself.
+    """
+    *_, nonce = ABOUT.unpack_from(about)
+    epoch, _, _ = about[ABOUT.size :].partition(b"\n")
+    return Offset(epoch.decode(), int(entry.partition(b"-")[0]), nonce.hex())
 
 
 def unpack(shard: int, entry: bytes, fields: list[bytes]) -> tuple[Offset, list[Event]]:

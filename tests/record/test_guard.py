@@ -4,6 +4,7 @@ The rollback detector: a queue that lost a part of its past is compared before i
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from functools import partial
 
@@ -12,22 +13,28 @@ import redis
 
 from duly.apikeys import KeyRing
 from duly.connection import Link
-from duly.errors import RecordUnavailable, ServerUnsuitable
+from duly.errors import RecordUnavailable, ServerUnsuitable, StoreUnavailable
 from duly.feed import Feed
 from duly.job import JobKey, JobState, Lease
-from duly.record import soundness
+from duly.record import bringback
+from duly.record.bringback import BringBack, Progress, progress_of
+from duly.record.clock import Clock
 from duly.record.guard import Guard
 from duly.record.keys import KeptKeys
 from duly.record.marks import mark
 from duly.record.outcomes import write_runs
-from duly.record.rows import AT_ONCE_MS
+from duly.record.relay import Relay, promise_of
+from duly.record.rows import JobRow
 from duly.record.runs import EndedRun
+from duly.record.startcheck import StartCheck
 from duly.record.tables import positions
+from duly.record.watermarks import raise_watermarks
 from duly.store import Store
+from duly.views import Views
 from tests.eventually import eventually
 from tests.record.kit import HOUR_MS, REVISION, both, change_row, now_ms, read_rows, row, write_rows
 from tests.servers import Server, binary
-from tests.shards import SEVERAL, ids_on, on_all, one_id_on_each
+from tests.shards import ids_on
 from tests.store.kit import claim
 
 
@@ -51,6 +58,8 @@ async def queue(own_server, namespace, shards):
 def guard(database, queue):
     guard = Guard(database, queue, hint=lambda: None, settle_s=0)
     queue.agree = guard.agree
+    relay = Relay(database, queue, horizon_ms=HOUR_MS, generation=guard.known)
+    queue.startable = StartCheck(database, queue, guard, relay).startable
     return guard
 
 
@@ -68,6 +77,39 @@ async def confirm(database, queue) -> None:
         if (offset := await Feed(queue).last(shard)) is not None
     ]
     await database.write(lambda connection: connection.execute(positions.insert(), values) and None)
+
+
+async def hydrate(database, queue, *rows: dict) -> None:
+    """
+    Tell the queue of rows, and commit the watermarks with it, as a mark does.
+    """
+    told = await queue.hydrate([promise_of(JobRow(**each)) for each in rows])
+    offsets = {each.upto.shard: each.upto.offset for each in told}
+    await database.write(partial(raise_watermarks, namespace=queue.namespace, offsets=offsets))
+
+
+async def given(database, queue, *rows: dict) -> None:
+    """
+    Rows that the queue has been given, and that are marked so.
+    """
+    await write_rows(database, *rows)
+    await hydrate(database, queue, *(each for each in rows if not JobState(each["state"]).ended))
+
+
+def back(database, queue, guard) -> BringBack:
+    clock = Clock(queue)
+    relay = Relay(database, queue, horizon_ms=HOUR_MS, generation=guard.known, clock=clock)
+    return BringBack(database, queue, relay, clock, generation=guard.known)
+
+
+async def bring_back(database, queue, guard) -> None:
+    service = back(database, queue, guard)
+    while await service.run_once():
+        pass
+
+
+async def pending(database, queue) -> list[Progress]:
+    return await database.read(partial(progress_of, namespace=queue.namespace))
 
 
 async def write_down(database, queue, *leases: Lease, token: int | None = None) -> None:
@@ -121,144 +163,159 @@ async def test_a_new_record_lets_the_queue_be_used(database, queue, guard):
     assert 1 == guard.generation
 
 
-async def test_a_server_that_kept_everything_goes_on_in_the_same_generation(
-    database, queue, guard, own_server
-):
+async def test_a_server_that_kept_everything_brings_nothing_back(database, queue, guard, own_server, caplog):
     await guard.agree()
-    await both(database, queue, due(queue.namespace, "a"))
-    await confirm(database, queue)
+    await given(database, queue, due(queue.namespace, "a"))
     own_server.kill()
     own_server.start()
     assert ["a"] == [lease.key.id for lease in await claim(queue)]
-    assert 1 == guard.generation
+    assert (2, ()) == (guard.generation, guard.current.lost)
+    assert [] == await pending(database, queue)
 
 
 async def test_what_ended_after_the_snapshot_does_not_run_again(database, queue, guard, own_server):
     await guard.agree()
-    await both(database, queue, due(queue.namespace, "a"), due(queue.namespace, "b"))
+    await given(database, queue, due(queue.namespace, "a"), due(queue.namespace, "b"))
     snapshot(own_server)
     for lease in await claim(queue):
         if lease.key.id == "a":
             await queue.ack(lease)
             await write_down(database, queue, lease)
-    await confirm(database, queue)
     restore(own_server)
     assert ["b"] == [lease.key.id for lease in await claim(queue)]
-    assert 2 == guard.generation
+    # The loss is of what no mark was committed with: nothing else is missing.
+    assert (2, ()) == (guard.generation, guard.current.lost)
 
 
-async def test_what_was_accepted_after_the_snapshot_is_taken_there_again(database, queue, guard, own_server):
+@pytest.mark.parametrize("follow", [True, False], ids=["followed", "not_followed"])
+async def test_a_loss_of_one_command_is_found_and_comes_back(database, queue, guard, own_server, follow):
     await guard.agree()
-    await both(database, queue, due(queue.namespace, "a"))
+    await given(database, queue, due(queue.namespace, "a"))
     snapshot(own_server)
-    # On the last shard alone: its position shows the loss, and no other does.
+    # On the last shard alone: its watermark shows the loss, and no other does.
     [id_] = ids_on(queue, "mail", queue.shards - 1, 1)
-    await both(database, queue, due(queue.namespace, id_))
-    await confirm(database, queue)
+    await given(database, queue, due(queue.namespace, id_))
+    if follow:
+        await confirm(database, queue)
     restore(own_server)
     await guard.agree()
-    rows = await read_rows(database)
-    assert rows[id_].relay_ms == rows[id_].due_ms - AT_ONCE_MS
-    assert 2 == guard.generation
+    assert (2, (queue.shards - 1,)) == (guard.generation, guard.current.lost)
+    await bring_back(database, queue, guard)
+    assert {"a", id_} == {lease.key.id for lease in await claim(queue)}
+    assert [] == await pending(database, queue)
 
 
-@pytest.mark.parametrize("shards", [SEVERAL])
-async def test_the_shard_that_remembers_least_says_since_when_rows_are_compared(
-    database, queue, guard, own_server, monkeypatch
+async def test_a_later_revision_that_was_lost_runs_instead_of_the_former_one(
+    database, queue, guard, own_server
 ):
     """
-    The servers of a cluster lose their memories one by one.
+    As long as it was not brought back, the queue has the job at its former time.
     """
-    monkeypatch.setattr("duly.record.guard.MARGIN_MS", 0)
     await guard.agree()
-    last = queue.shards - 1
-    [ended] = ids_on(queue, "mail", last, 1)
-    await both(database, queue, due(queue.namespace, ended, changed_ms=now_ms() - HOUR_MS))
-    with redis.Redis(unix_socket_path=str(own_server.socket)) as raw:
-        kept = {name: raw.dump(name) for name in raw.keys(f"{{{queue.namespace}:{last}}}:*")}
-        [lease] = await claim(queue)
-        await queue.ack(lease)
-        await write_down(database, queue, lease)
-        written_ms = now_ms()
-        await eventually(lambda: now_ms() > written_ms)
-        # What the other shards remember is younger than that.
-        others = one_id_on_each(queue, "mail", "other")[:last]
-        await both(database, queue, *(row(queue.namespace, id_) for id_ in others))
-        raw.delete(*raw.keys(f"{{{queue.namespace}:{last}}}:*"))
-        for name, value in kept.items():
-            raw.restore(name, 0, value)
-    await on_all(queue, "meta", "HDEL", "server")
+    await given(database, queue, due(queue.namespace, "a"))
+    snapshot(own_server)
+    later = row(queue.namespace, "a", revision=REVISION + 1)
+    await change_row(database, "a", revision=later["revision"], due_ms=later["due_ms"])
+    await hydrate(database, queue, later)
+    restore(own_server)
+    assert [] == await claim(queue)
+    [job] = await Views(queue).get_many([JobKey("mail", "a")])
+    assert (later["revision"], later["due_ms"]) == (job.revision, job.due_ms)
+
+
+@pytest.mark.parametrize(
+    ("state", "left"),
+    [
+        (JobState.succeeded, JobState.succeeded),
+        (JobState.dead, JobState.dead),
+        (JobState.cancelled, None),
+    ],
+)
+async def test_a_job_that_is_handed_out_again_ends_as_its_row_says(
+    database, queue, guard, own_server, state, left
+):
     await guard.agree()
+    await given(database, queue, due(queue.namespace, "a"))
+    await change_row(database, "a", state=state, ended_ms=now_ms(), outcome=b'"stored"')
+    own_server.kill()
+    own_server.start()
+    assert [] == await claim(queue)
+    [job] = await Views(queue).get_many([JobKey("mail", "a")])
+    assert (left, b'"stored"' if left else None) == (job and job.state, job and job.outcome)
+
+
+async def test_a_run_after_another_one_is_looked_up_in_any_generation(database, queue, guard):
+    await guard.agree()
+    await given(database, queue, due(queue.namespace, "a"))
+    [lease] = await claim(queue)
+    await change_row(database, "a", state=JobState.succeeded, ended_ms=now_ms(), outcome=b"1")
+    await queue.retry(lease, 0)
     assert [] == await claim(queue)
 
 
-async def test_a_loss_that_no_position_shows_is_found_row_by_row(database, queue, guard, own_server):
-    """
-    Positions follow a little later than rows: what lies between is compared job by job.
-    """
+async def test_pages_come_back_by_due_time_what_was_due_lately_first(database, queue, guard, monkeypatch):
+    monkeypatch.setattr(bringback, "AT_ONCE", 4)
     await guard.agree()
-    # What was promised of it is an hour old: only its run is not.
-    await both(database, queue, due(queue.namespace, "a", changed_ms=now_ms() - HOUR_MS))
-    await confirm(database, queue)
-    snapshot(own_server)
-    await both(database, queue, due(queue.namespace, "b"))
-    [lease] = [each for each in await claim(queue) if each.key.id == "a"]
-    await queue.ack(lease)
-    await write_down(database, queue, lease)
-    restore(own_server)
-    await guard.agree()
-    assert 1 == guard.generation
-    assert [] == await claim(queue)
-    rows = await read_rows(database)
-    assert rows["b"].relay_ms == rows["b"].due_ms - AT_ONCE_MS
-
-
-@pytest.mark.parametrize("token", [None, 0], ids=["by_a_run", "without_one"])
-async def test_endings_that_the_queue_forgot_are_found_page_by_page(
-    database, queue, guard, own_server, monkeypatch, token
-):
-    monkeypatch.setattr(soundness, "PAGE", 2)
-    await guard.agree()
-    rows = [due(queue.namespace, id_, changed_ms=now_ms() - HOUR_MS) for id_ in "abcdef"]
-    await both(database, queue, *rows)
-    await confirm(database, queue)
-    snapshot(own_server)
-    ended = await claim(queue, limit=5)
-    for lease in ended:
-        await queue.ack(lease)
-    await write_down(database, queue, *ended, token=token)
-    restore(own_server)
-    await guard.agree()
-    [left] = await claim(queue)
-    assert set("abcdef") - {lease.key.id for lease in ended} == {left.key.id}
-
-
-async def test_an_emptied_queue_gets_back_whatever_has_not_ended(database, queue, guard):
-    await guard.agree()
-    await both(database, queue, due(queue.namespace, "open"), due(queue.namespace, "ended"))
-    await change_row(database, "ended", state=JobState.succeeded, ended_ms=now_ms())
+    now = now_ms()
+    dues = {
+        **{f"old-{at}": now - HOUR_MS + at for at in range(5)},
+        **{f"due-{at}": now - 5_000 + at for at in range(5)},
+        **{f"soon-{at}": now + HOUR_MS + at for at in range(5)},
+    }
+    await given(database, queue, *(row(queue.namespace, id_, due_ms=at) for id_, at in dues.items()))
+    await given(database, queue, due(queue.namespace, "ended", state=JobState.succeeded, ended_ms=now))
     await queue.link.call("FLUSHALL")
     await queue.create()
     await guard.agree()
-    rows = await read_rows(database)
-    assert 2 == guard.generation
-    assert rows["open"].relay_ms == rows["open"].due_ms - AT_ONCE_MS
-    assert rows["ended"].relay_ms is None
+    service, come = back(database, queue, guard), []
+    while await service.run_once():
+        jobs = await Views(queue).get_many([JobKey("mail", id_) for id_ in (*dues, "ended")])
+        come += sorted(job.key.id for job in jobs if job is not None and job.key.id not in come)
+    assert [*(f"due-{at}" for at in range(5)), *(f"soon-{at}" for at in range(5))] == come[:10]
+    assert {f"old-{at}" for at in range(5)} == set(come[10:])
+    [progress] = await database.read(partial(progress_of, namespace=queue.namespace, all_=True))
+    assert (None, 15) == (progress.now_pass, progress.brought)
+
+
+async def test_another_process_goes_on_where_one_stopped_to_bring_back(database, queue, guard, monkeypatch):
+    monkeypatch.setattr(bringback, "AT_ONCE", 2)
+    await guard.agree()
+    await given(database, queue, *(due(queue.namespace, f"{at}") for at in range(6)))
+    await queue.link.call("FLUSHALL")
+    await queue.create()
+    await guard.agree()
+    for _ in range(3):
+        await back(database, queue, guard).run_once()
+    await bring_back(database, queue, guard)
+    [progress] = await database.read(partial(progress_of, namespace=queue.namespace, all_=True))
+    assert (None, 6) == (progress.now_pass, progress.brought)
+    assert {str(at) for at in range(6)} == {lease.key.id for lease in await claim(queue)}
+
+
+async def test_what_waits_for_the_relay_is_not_brought_back(database, queue, guard):
+    await guard.agree()
+    await given(database, queue, due(queue.namespace, "given"))
+    await write_rows(database, due(queue.namespace, "new", hydrated=0, relay_ms=now_ms()))
+    await queue.link.call("FLUSHALL")
+    await queue.create()
+    await guard.agree()
+    await bring_back(database, queue, guard)
+    assert ["given"] == [lease.key.id for lease in await claim(queue)]
 
 
 async def test_what_an_emptied_queue_was_given_and_nobody_had_marked_is_not_lost(database, queue, guard):
     await guard.agree()
-    given = due(queue.namespace, "a", hydrated=0, relay_ms=now_ms())
-    await both(database, queue, given)
+    unmarked = due(queue.namespace, "a", hydrated=0, relay_ms=now_ms())
+    await both(database, queue, unmarked)
     await queue.link.call("FLUSHALL")
     await queue.create()
     await guard.agree()
     assert 2 == guard.generation
     # Whoever gave it to the queue that was marks it only now.
     marks = [(JobKey("mail", "a"), REVISION)]
-    await database.write(partial(mark, namespace=queue.namespace, given=marks, generation=1))
-    assert (0, given["relay_ms"]) == _given(await read_rows(database))
-    await database.write(partial(mark, namespace=queue.namespace, given=marks, generation=2))
+    await database.write(partial(mark, namespace=queue.namespace, given=marks, generation=1, offsets={}))
+    assert (0, unmarked["relay_ms"]) == _given(await read_rows(database))
+    await database.write(partial(mark, namespace=queue.namespace, given=marks, generation=2, offsets={}))
     assert (REVISION, None) == _given(await read_rows(database))
 
 
@@ -274,9 +331,13 @@ async def test_rows_that_came_before_the_queue_show_no_loss(database, queue, gua
 
 async def test_a_revision_that_the_queue_has_already_is_not_overwritten(database, queue, guard, own_server):
     await guard.agree()
-    await both(database, queue, due(queue.namespace, "a"))
-    await on_all(queue, "meta", "HDEL", "server")
+    await given(database, queue, due(queue.namespace, "a"))
+    await queue.link.call("HDEL", queue.keys[0].fixed["meta"], "record")
+    own_server.kill()
+    own_server.start()
     await guard.agree()
+    assert (2, (0,)) == (guard.generation, guard.current.lost)
+    await bring_back(database, queue, guard)
     [lease] = await claim(queue)
     assert REVISION == lease.revision
 
@@ -299,7 +360,7 @@ async def test_a_server_that_was_not_compared_is_not_approved(database, queue, g
     async def empty():
         await queue.link.call("FLUSHALL")
 
-    after(guard, "_found_sound", lose if how == "killed" else empty)
+    after(guard, "_counting", lose if how == "killed" else empty)
     await guard.agree()
     assert guard.generation == generation + 1
 
@@ -322,31 +383,28 @@ async def test_who_comes_while_another_one_compares_does_not_raise_the_generatio
     await both(database, queue, due(queue.namespace, "a"))
     await queue.link.call("FLUSHALL")
     await queue.create()
-    await guard.agree()
-    # As it is while the first one has still to compare the rows.
-    await on_all(queue, "meta", "HDEL", "record", "server")
-    other = Guard(database, queue, hint=lambda: None, settle_s=0)
-    await other.agree()
-    assert 2 == other.generation
+    guards = [Guard(database, queue, hint=lambda: None, settle_s=0.5) for _ in range(2)]
+    await asyncio.gather(*(each.agree() for each in guards))
+    assert {2} == {each.generation for each in guards}
 
 
-async def test_who_goes_on_for_one_that_failed_half_way_does_not_raise_the_generation_again(
-    database, queue, guard, monkeypatch
-):
+async def test_a_process_goes_on_for_one_that_failed_before_it_approved(database, queue, guard, monkeypatch):
     await guard.agree()
-    await both(database, queue, due(queue.namespace, "a"))
+    await given(database, queue, due(queue.namespace, "a"))
     await queue.link.call("FLUSHALL")
     await queue.create()
 
-    async def fail(_):
-        raise RecordUnavailable("the record cannot be reached: a test")
+    async def fail(*_, **__):
+        raise StoreUnavailable("a test")
 
-    monkeypatch.setattr(guard, "_recheck", fail)
-    with pytest.raises(RecordUnavailable):
-        await guard.agree()
+    with monkeypatch.context() as failing:
+        failing.setattr(queue, "approve", fail)
+        with pytest.raises(StoreUnavailable):
+            await guard.agree()
     other = Guard(database, queue, hint=lambda: None, settle_s=0)
     await other.agree()
-    assert 2 == other.generation
+    await bring_back(database, queue, other)
+    assert ["a"] == [lease.key.id for lease in await claim(queue)]
 
 
 async def test_a_worker_claims_only_in_the_generation_that_it_knows(database, queue, guard):
@@ -360,27 +418,92 @@ async def test_a_worker_claims_only_in_the_generation_that_it_knows(database, qu
     await queue.link.call("FLUSHALL")
     await queue.create()
     await other.agree()
-    assert (1, True) == (guard.generation, await guard.changed_server())
+    assert (1, 2) == (guard.generation, other.generation)
     await claim(queue)
-    assert (2, False) == (guard.generation, await guard.changed_server())
+    assert 2 == guard.generation
 
 
 async def test_a_queue_of_another_record_is_refused(database, queue, guard):
-    await queue.approve("somebody-elses", 1, "a/b")
+    await queue.approve("somebody-elses", 1)
     await write_rows(database, due(queue.namespace, "a"))
     with pytest.raises(ServerUnsuitable, match="belongs to another record"):
         await guard.agree()
 
 
-async def test_another_server_behind_the_same_address_is_noticed(queue, guard):
+# -- approvals ----------------------------------------------------------------------------------------------
+
+
+async def test_an_approval_ends_by_itself(database, queue, guard, monkeypatch):
+    monkeypatch.setattr("duly.record.guard.APPROVED_MS", 50)
     await guard.agree()
-    assert not await guard.changed_server()
-    for keys in queue.keys:
-        here = await queue.link.call("HGET", keys.fixed["meta"], "server")
-        await queue.link.call("HSET", keys.fixed["meta"], "server", "another/one")
-        assert await guard.changed_server()
-        await queue.link.call("HSET", keys.fixed["meta"], "server", here)
-    assert not await guard.changed_server()
+    await given(database, queue, due(queue.namespace, "a"))
+    queue.agree = None
+
+    async def refused() -> None:
+        with pytest.raises(ServerUnsuitable):
+            await queue.probe(0)
+
+    await eventually(refused)
+    with pytest.raises(ServerUnsuitable):
+        await claim(queue)
+
+
+async def test_the_leader_renews_an_approval_before_it_ends(database, queue, guard, monkeypatch):
+    asked = []
+    await guard.agree()
+    monkeypatch.setattr(queue, "approve", recorded(queue.approve, asked))
+    await guard.run_once()
+    assert [] == asked
+    monkeypatch.setattr("duly.record.guard.RENEWED_MS", 60_000)
+    await guard.run_once()
+    assert [1] == asked
+    follower = Guard(database, queue, hint=lambda: None, leads=lambda: False)
+    await follower.run_once()
+    assert [1] == asked
+
+
+def recorded(call, asked):
+    async def wrapped(*args, **options):
+        asked.append(1)
+        return await call(*args, **options)
+
+    return wrapped
+
+
+@pytest.mark.parametrize("works_alone", [True, False])
+async def test_while_the_database_is_away_the_setting_says_whether_work_goes_on(
+    database, queue, monkeypatch, works_alone
+):
+    guard = Guard(database, queue, hint=lambda: None, works_alone=works_alone)
+    await guard.agree()
+
+    async def away(_):
+        raise RecordUnavailable("the record cannot be reached: a test")
+
+    monkeypatch.setattr(database, "read", away)
+    if works_alone:
+        await guard.agree()
+        # A process that has not asked the record before knows nothing.
+        with pytest.raises(RecordUnavailable):
+            await Guard(database, queue, hint=lambda: None).agree()
+    else:
+        with pytest.raises(RecordUnavailable):
+            await guard.agree()
+
+
+async def test_while_the_database_is_away_another_life_of_the_server_is_not_approved(
+    database, queue, guard, own_server, monkeypatch
+):
+    await guard.agree()
+
+    async def away(_):
+        raise RecordUnavailable("the record cannot be reached: a test")
+
+    monkeypatch.setattr(database, "read", away)
+    own_server.kill()
+    own_server.start()
+    with pytest.raises(RecordUnavailable):
+        await guard.agree()
 
 
 async def test_a_single_shard_that_belongs_to_another_record_is_refused(database, queue, guard):
@@ -398,8 +521,9 @@ async def test_a_single_shard_that_was_emptied_is_compared(database, queue, guar
         raw.delete(*raw.keys(f"{{{queue.namespace}:{queue.shards - 1}}}:*"))
     await queue.create()
     await guard.agree()
-    assert 2 == guard.generation
-    assert (await read_rows(database))[lost].relay_ms is not None
+    assert (2, (queue.shards - 1,)) == (guard.generation, guard.current.lost)
+    await bring_back(database, queue, guard)
+    assert [lost] == [lease.key.id for lease in await claim(queue)]
 
 
 async def test_keys_come_back_to_a_queue_that_lost_them_and_revoked_ones_do_not(

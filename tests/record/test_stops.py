@@ -165,7 +165,7 @@ async def differ(database, queue) -> None:
 async def test_who_dies_while_it_reconciles_leaves_the_rest_to_the_next(
     point, migrated_url, valkey, database, queue
 ):
-    await queue.approve("record", 1, "server")
+    await queue.approve("record", 1)
     await differ(database, queue)
     await die(point, "reconcile", valkey.url, migrated_url, queue.namespace)
     await Reconciler(database, queue, apply=True, generation=1).run()

@@ -10,9 +10,10 @@ import pytest
 
 from duly.codec import Envelope, encode_envelope
 from duly.errors import LeaseLost, QueueFull, StoreUnavailable
+from duly.feed import Feed
 from duly.ids import new_request
 from duly.job import JobState, Lane
-from duly.store import Hydrated, Keeping, Promise, Store
+from duly.store import Keeping, Promise, Store
 from tests.shards import fixed_of, on_all, prune_all, shard_of
 from tests.store.kit import claim, enqueue, key, order
 
@@ -46,6 +47,35 @@ async def bring_to(store: Store, state: JobState, id_: str = "a", revision: int 
     return lease
 
 
+async def hydrate(store, *promises):
+    """
+    What stands in the store then, and what became of each promise.
+    """
+    return [each[:4] for each in await store.hydrate(promises)]
+
+
+async def test_every_answer_tells_how_far_the_events_had_come(store):
+    shard = shard_of(store, "mail", "a")
+    [made] = await store.hydrate([promise("a", 5, NOW)])
+    assert (shard, await Feed(store).last(shard)) == made.upto
+    await store.hydrate([promise("a", 6, NOW)])
+    [kept] = await store.hydrate([promise("a", 5, NOW)])
+    assert (shard, await Feed(store).last(shard)) == kept.upto
+    assert made.upto.offset.counter < kept.upto.offset.counter
+
+
+async def test_rows_that_were_read_long_ago_are_refused(store, clock):
+    """
+    What became of them since may be forgotten.
+    """
+    read_ms = NOW
+    clock.advance(ms=30_000)
+    assert ["created"] == [each.word for each in await store.hydrate([promise("a", 5, NOW)], read_ms=read_ms)]
+    clock.advance(ms=1)
+    with pytest.raises(StoreUnavailable, match="read again"):
+        await store.hydrate([promise("b", 5, NOW)], read_ms=read_ms)
+
+
 async def test_a_promise_becomes_a_job_with_the_revision_of_its_row(store, views, look):
     long = b'"' + b"x" * 3_000 + b'"'
     promised = promise(
@@ -57,8 +87,8 @@ async def test_a_promise_becomes_a_job_with_the_revision_of_its_row(store, views
         expires_ms=NOW + 9_000,
         envelope=b'{"max_attempts":2}',
     )
-    assert [Hydrated(key("a"), "created", 1_800_000_000_000_001, JobState.scheduled)] == await store.hydrate(
-        [promised]
+    assert [(key("a"), "created", 1_800_000_000_000_001, JobState.scheduled)] == await hydrate(
+        store, promised
     )
     job = await views.get(key("a"))
     assert (1_800_000_000_000_001, NOW + 1_000, long, "high") == (
@@ -91,8 +121,8 @@ async def test_runs_and_crashes_of_the_past_are_counted_on(store, look):
 async def test_a_higher_revision_takes_the_place_of_whatever_is_there(store, views, look, state, due_ms):
     lease = await bring_to(store, state)
     expected = JobState.ready if due_ms == NOW else JobState.scheduled
-    replaced = [Hydrated(key("a"), "replaced", 6, expected)]
-    assert replaced == await store.hydrate([promise("a", 6, due_ms, payload=b"2")])
+    replaced = [(key("a"), "replaced", 6, expected)]
+    assert replaced == await hydrate(store, promise("a", 6, due_ms, payload=b"2"))
     job = await views.get(key("a"))
     assert (6, due_ms, b"2", 0, b"") == (job.revision, job.due_ms, job.payload, job.attempts, job.outcome)
     if state is JobState.running:
@@ -107,17 +137,16 @@ async def test_a_higher_revision_takes_the_place_of_whatever_is_there(store, vie
 async def test_an_equal_or_higher_revision_is_kept_in_whatever_state(store, look, state, behind, cancelled):
     await bring_to(store, state)
     before = look()
-    kept = [Hydrated(key("a"), "kept", 5, state)]
-    assert kept == await store.hydrate([promise("a", 5 - behind, NOW, payload=b"2", cancelled=cancelled)])
+    kept = [(key("a"), "kept", 5, state)]
+    assert kept == await hydrate(store, promise("a", 5 - behind, NOW, payload=b"2", cancelled=cancelled))
     assert before == look()
 
 
 @pytest.mark.parametrize("state", OPEN)
 async def test_a_cancelled_row_ends_a_job_of_a_lower_revision(store, views, look, state):
     lease = await bring_to(store, state)
-    assert [Hydrated(key("a"), "replaced", 6, JobState.cancelled)] == await store.hydrate(
-        [promise("a", 6, cancelled=True)]
-    )
+    replaced = [(key("a"), "replaced", 6, JobState.cancelled)]
+    assert replaced == await hydrate(store, promise("a", 6, cancelled=True))
     job = await views.get(key("a"))
     assert (JobState.cancelled, b"{}", b'{"type":"cancelled"}') == (job.state, job.payload, job.outcome)
     if lease:
@@ -138,7 +167,7 @@ async def test_a_cancelled_row_leaves_an_ended_job_as_it_ended(store, views, loo
 
 async def test_who_comes_late_with_an_open_row_does_not_undo_its_cancellation(store, look):
     await store.hydrate([promise("a", 6, cancelled=True)])
-    assert [Hydrated(key("a"), "kept", 6, JobState.cancelled)] == await store.hydrate([promise("a", 5, NOW)])
+    assert [(key("a"), "kept", 6, JobState.cancelled)] == await hydrate(store, promise("a", 5, NOW))
     assert [] == await claim(store)
     look()
 

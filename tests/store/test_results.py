@@ -253,7 +253,7 @@ async def test_with_a_record_results_stay_until_its_rows_have_them(store, views,
     """
     A worker may be killed between the end of a job and its row.
     """
-    await store.approve("record", 1, "server")
+    await store.approve("record", 1)
     for id_ in ("a", "b"):
         await enqueue(store, id_, retain_s=0)
     acked, cancelled = await claim(store)

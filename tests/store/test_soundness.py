@@ -15,7 +15,7 @@ from tests.store.kit import claim, enqueue
 
 pytestmark = pytest.mark.several_shards
 
-RECORD = ("the-record", 1, "run-1/replication-1")
+RECORD = ("the-record", 1)
 
 
 async def test_an_approved_queue_hands_out_its_jobs(store):

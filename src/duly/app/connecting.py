@@ -227,6 +227,7 @@ class Connecting(Declaring):
         store = new_store(self.settings, self._server, self._now, kind)
         if record is not None:
             store.agree, store.generation = record.agree, record.generation
+            store.startable = record.startable
         return store
 
     @property

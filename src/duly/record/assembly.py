@@ -9,11 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from duly.errors import DulyError, JobExists, OutcomeUnknown, QueueFull, Unsupported
+from duly.record.bringback import BringBack
 from duly.record.clock import Clock
 from duly.record.database import Database
 from duly.record.guard import Guard
 from duly.record.idempotency import Expiry, KeptEntries
 from duly.record.keys import KeptKeys
+from duly.record.leader import Leader
 from duly.record.mending import count_rows
 from duly.record.net import Net
 from duly.record.outcomes import Outcomes
@@ -22,17 +24,18 @@ from duly.record.record import Record
 from duly.record.relay import Relay
 from duly.record.retention import Retention
 from duly.record.sessions import Home
+from duly.record.startcheck import StartCheck
 from duly.record.upkeep import Upkeep
 from duly.record.views import RecordViews
 from duly.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine, Sequence
     from typing import TypeVar
 
     from sqlalchemy import Connection
 
-    from duly.job import Order, Placed
+    from duly.job import Lease, Order, Placed
     from duly.record.reconcile import Report
     from duly.record.sessions import AnySession
 
@@ -46,7 +49,9 @@ class WholeRecord(Record):
 
     guard: Guard
 
-    def __init__(self, url: str, store: Store, *, horizon_ms: int, keep_ms: int) -> None:
+    def __init__(
+        self, url: str, store: Store, *, horizon_ms: int, keep_ms: int, works_alone: bool = True
+    ) -> None:
         """
         Prepare; connects to nothing yet.
 
@@ -54,7 +59,8 @@ class WholeRecord(Record):
             UsageError: The URL is none of a database that can be a record.
         """
         database, clock = Database(url), Clock(store, horizon_ms)
-        guard = Guard(database, store, hint=self.hint)
+        leader = Leader(database, store.namespace)
+        guard = Guard(database, store, hint=self.hint, works_alone=works_alone, leads=leader.leads)
         relay = Relay(
             database,
             store,
@@ -62,18 +68,26 @@ class WholeRecord(Record):
             generation=self.generation,
             clock=clock,
             agree=guard.agree,
+            leads=leader.leads,
         )
         super().__init__(database, store, relay=relay, clock=clock, guard=guard)
         self._relay = relay
         self._home = Home(database, store.namespace)
         self.keys = KeptKeys(database, store.namespace)
         self._entries: dict[tuple[int, int], KeptEntries] = {}
+        self._check = StartCheck(database, store, guard, relay, works_alone=works_alone)
         self.upkeep = Upkeep(
+            leader,
             relay,
-            Net(database, store, generation=self.generation),
-            guard,
-            Retention(database, store.namespace, keep_ms=keep_ms, clock=clock),
-            Expiry(database, store.namespace, clock),
+            {
+                "guard": guard,
+                "net": Net(database, store, generation=self.generation, leads=leader.leads),
+                "bring-back": BringBack(
+                    database, store, relay, clock, generation=self.generation, leads=leader.leads
+                ),
+                "retention": Retention(database, store.namespace, keep_ms=keep_ms, clock=clock),
+                "expiry": Expiry(database, store.namespace, clock),
+            },
         )
 
     if not TYPE_CHECKING:  # to a type checker every attribute would be there
@@ -83,6 +97,16 @@ class WholeRecord(Record):
                 msg = f"{type(self).__name__!r} object has no attribute {name!r}"
                 raise AttributeError(msg, name=name, obj=self)
             raise Unsupported(f"a record has no call {name}: it is one of the store's, `await app.store()`")
+
+    async def open(self) -> None:
+        """
+        See `Record`; what the store hands out from here on is looked up in the rows where it may be a repeat.
+
+        Raises:
+            RecordUnavailable, LayoutMismatch: As there.
+        """
+        await super().open()
+        self.store.startable = self.startable
 
     async def enqueue(self, order: Order, *, session: AnySession | None = None) -> Placed:
         """
@@ -133,11 +157,22 @@ class WholeRecord(Record):
         Raises:
             ServerUnsuitable, StoreUnavailable, RecordUnavailable: As the guard does.
         """
+        await self._at_home(self.guard.agree())
+
+    async def startable(self, leases: Sequence[Lease]) -> list[Lease]:
+        """
+        Choose the leases whose jobs may run, as their rows say; from any loop.
+
+        Raises:
+            RecordUnavailable: See `StartCheck`.
+        """
+        return await self._at_home(self._check.startable(leases))
+
+    async def _at_home(self, call: Coroutine[Any, Any, T]) -> T:
         if self._loop is None or self._loop is asyncio.get_running_loop():
-            await self.guard.agree()
-        else:
-            # A worker's heartbeat has a loop of its own, and the connections of the record are not there.
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.guard.agree(), self._loop))
+            return await call
+        # A worker's heartbeat has a loop of its own, and the connections of the record are not there.
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._loop))
 
     def entries(self, *, keep_ms: int, most: int) -> KeptEntries:
         """
@@ -208,4 +243,5 @@ class WholeRecord(Record):
         Note what the queue has been given, and close connections to the database.
         """
         await self.settle()
+        await self.upkeep.aclose()
         await super().aclose()

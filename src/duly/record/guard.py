@@ -1,56 +1,38 @@
 """
-The rollback detector: compares a queue that may have lost a part of its past with the record.
+The guard: lets a queue hand out jobs only while its record says that this server, in this life, counts.
+
+An approval lasts two seconds and is renewed by a process that has just asked the database.  It is void once
+the server was restarted, promoted or rolled back: then it is compared before anything is handed out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from duly.errors import ServerUnsuitable
+from duly.errors import RecordUnavailable, ServerUnsuitable, StoreUnavailable
 from duly.feed import EventsLost, Feed
 from duly.record.crashpoints import crash_point
+from duly.record.generations import first_generation, has_rows, last_generations, next_generation
 from duly.record.keys import KeptKeys
-from duly.record.mending import relay_once_more
-from duly.record.rules import Difference, Promised, Queued, judge
-from duly.record.soundness import (
-    changed_since,
-    ended_since,
-    first_generation,
-    has_rows,
-    newest_generation,
-    positions_of,
-    raise_generation,
-)
-from duly.views import Views
+from duly.record.watermarks import heard_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from duly.job import Job
     from duly.record.database import Database
-    from duly.record.soundness import Changed, Generation
-    from duly.store import Store
+    from duly.record.generations import Generation
+    from duly.store import Life, Store
 
 log = logging.getLogger("duly.record")
 
 #: In this time workers that lived through a loss of the queue write down what they had finished.
 SETTLE_S = 1.0
-#: Rows may be written a little later than the queue was: by clocks that differ, in groups that waited.
-MARGIN_MS = 60_000
-
-
-class Approval(NamedTuple):
-    """
-    What a shard was told when it was last found to agree; empty where it was not, or does not know any more.
-    """
-
-    record_id: str
-    server_id: str
-    generation: int
+APPROVED_MS = 2_000  #: how long an approval lasts: so long a server that was replaced may go on
+RENEWED_MS = 1_200  #: it is renewed when less than this is left of it
+EVERY_S = 0.4
 
 
 class Guard:
@@ -58,198 +40,216 @@ class Guard:
     Answers for the queue: that what it hands out has not ended.
     """
 
+    every_s = EVERY_S
+
     def __init__(
-        self, database: Database, store: Store, *, hint: Callable[[], None], settle_s: float = SETTLE_S
+        self,
+        database: Database,
+        store: Store,
+        *,
+        hint: Callable[[], None],
+        settle_s: float = SETTLE_S,
+        works_alone: bool = True,
+        leads: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.generation = 0  #: as it was when the queue was last found to agree
+        """
+        Prepare: *hint* is called when the queue was found to agree.
+
+        *works_alone*: while the database is away, a server that counted when it was last asked goes on.
+        *leads* says whether this process renews approvals, for all others.
+        """
+        self._current: Generation | None = None
         self._database = database
         self._store = store
         self._hint = hint
         self._settle_s = settle_s
+        self._works_alone = works_alone
+        self._leads = leads
         self._keys = KeptKeys(database, store.namespace)
         self._one_at_a_time = asyncio.Lock()
+        self._alone = False
+
+    @property
+    def current(self) -> Generation | None:
+        """
+        The generation in which the queue was last found to agree; None before.
+        """
+        return self._current
+
+    @property
+    def generation(self) -> int:
+        """
+        Its number; 0 before.
+        """
+        return self._current.number if self._current else 0
 
     def known(self) -> int | None:
         """
-        The generation of the queue that was last found to agree; None before.
+        Its number; None before.
         """
         return self.generation or None
 
+    async def run_once(self) -> int:
+        """
+        Renew the approval before it ends, if this process leads; others ask when a claim is refused.
+
+        Raises:
+            DulyError: As `agree`.
+        """
+        if self._leads():
+            lives = await self._store.lives()
+            if not self._holds(lives) or any(_left_ms(life) < RENEWED_MS for life in lives):
+                await self.agree()
+        return 0
+
     async def agree(self) -> None:
         """
-        Compare the queue with the record, unless that was done since the server began, and let it be used.
+        Let the queue be used if its servers count; where they are new to the record, compare the two first.
 
         Raises:
             ServerUnsuitable: The queue belongs to another record.
-            StoreUnavailable, RecordUnavailable: One of them is away: nothing is handed out meanwhile.
+            StoreUnavailable, RecordUnavailable: One of them is away, or the server was replaced by another:
+                nothing is handed out meanwhile.
         """
         async with self._one_at_a_time:
+            before = self._current
             while True:
                 lives = await self._store.lives()
-                server_id = await self._server_id()
-                generation = await self._found_sound(server_id)
-                if await self._store.approve(generation.record_id, generation.number, server_id, lives):
+                generation = await self._counting(lives)
+                if generation is None:
+                    continue
+                crash_point("guard.compared")
+                if await self._store.approve(
+                    generation.record_id, generation.number, lives, for_ms=APPROVED_MS
+                ):
                     break
                 log.warning("another server answers than the one that was compared: comparing again")
             crash_point("guard.approved")
-            self.generation = generation.number
-        self._hint()
+            self._current = generation
+        if before != generation:
+            self._hint()
 
-    async def _found_sound(self, server_id: str) -> Generation:
+    def _holds(self, lives: Sequence[Life]) -> bool:
         """
-        The generation that the queue belongs to, once nothing it holds as open has ended.
+        Return whether the servers are those that were approved last, here or by another process.
         """
-        found = await self._newest()
-        generation = found or await self._first_generation(server_id)
-        known = await self._approvals()
-        if any(each.record_id not in ("", generation.record_id) for each in known):
-            msg = (
+        return self._current is not None and _are_of(lives, self._current)
+
+    async def _counting(self, lives: Sequence[Life]) -> Generation | None:
+        """
+        The generation that these servers belong to, once they were compared; None to look again.
+        """
+        try:
+            found = await self._database.read(partial(last_generations, namespace=self._store.namespace))
+        except RecordUnavailable:
+            if not (self._works_alone and self._holds(lives)):
+                raise
+            if not self._alone:
+                self._alone = True
+                log.warning("the record is away: the queue goes on with the server that counted last")
+            return self._current
+        self._alone = False
+        if not found:
+            return await self._first(lives)
+        newest = found[0]
+        self._check_record(newest, lives)
+        names = tuple(life.name for life in lives)
+        if _are_of(lives, newest):
+            return newest
+        for shard, name in enumerate(names):
+            then = {earlier.lives[shard] for earlier in found if shard < len(earlier.lives)}
+            if len(newest.lives) == len(names) and newest.lives[shard] != name and name in then:
+                raise StoreUnavailable(
+                    f"the server at {self._store.link.place} was replaced by another one, which goes on with "
+                    f"namespace {self._store.namespace!r}: it hands out nothing any more; connect to that one"
+                )
+        return await self._compare(newest, lives)
+
+    def _check_record(self, newest: Generation, lives: Sequence[Life]) -> None:
+        if any(life.record_id not in ("", newest.record_id) for life in lives):
+            raise ServerUnsuitable(
                 f"namespace {self._store.namespace!r} at {self._store.link.place} belongs to another "
                 "record than the one in the settings: check record, or choose another namespace"
             )
-            raise ServerUnsuitable(msg)
-        if _agreed(known, generation, server_id):
-            return generation
-        return await self._compare(generation, server_id, new=found is None)
 
-    async def changed_server(self) -> bool:
-        """
-        Whether another server answers than the one that was compared here, for instance after a failover.
-
-        Also if somebody else has compared it since: what is done here would count as done in a former one.
-        """
-        here = (await self._server_id(), self.generation)
-        return any(each[1:] != here for each in await self._approvals())
-
-    async def _server_id(self) -> str:
-        text: bytes = await self._store.link.call("INFO", "server", "replication")
-        facts = dict(line.partition(":")[::2] for line in text.decode(errors="replace").splitlines())
-        return f"{facts.get('run_id', '')}/{facts.get('master_replid', '')}"
-
-    async def _approvals(self) -> list[Approval]:
-        """
-        For each shard which record it belongs to, and which server was compared with it.
-        """
-        found = []
-        for keys in self._store.keys:
-            record_id, server_id, number = await self._store.link.call(
-                "HMGET", keys.fixed["meta"], "record", "server", "generation"
+    async def _first(self, lives: Sequence[Life]) -> Generation | None:
+        if any(life.record_id for life in lives):
+            raise ServerUnsuitable(
+                f"namespace {self._store.namespace!r} at {self._store.link.place} belongs to another "
+                "record than the one in the settings: check record, or choose another namespace"
             )
-            found.append(Approval((record_id or b"").decode(), (server_id or b"").decode(), int(number or 0)))
-        return found
-
-    async def _newest(self) -> Generation | None:
-        return await self._database.read(partial(newest_generation, namespace=self._store.namespace))
-
-    async def _first_generation(self, server_id: str) -> Generation:
         begin = partial(
-            first_generation, namespace=self._store.namespace, server_id=server_id, now_ms=_now_ms()
+            first_generation,
+            namespace=self._store.namespace,
+            lives=[life.name for life in lives],
+            now_ms=max(life.now_ms for life in lives),
         )
         await self._keys.adopt(self._store)
         return await self._database.write(begin)
 
-    async def _compare(self, generation: Generation, server_id: str, *, new: bool) -> Generation:
+    async def _compare(self, newest: Generation, lives: Sequence[Life]) -> Generation | None:
         """
-        Find out what the queue has lost, and mend what must not be handed out as it is.
-
-        A *new* record had no queue yet that could have lost anything.
+        Find out what the queue has lost, and begin a generation; None if anything changed meanwhile.
         """
         promised = await self._database.read(partial(has_rows, namespace=self._store.namespace))
-        if promised and not new:
+        if promised:
             await asyncio.sleep(self._settle_s)
-            # Others may have done all or a part of it meanwhile. To raise the generation a second time for
-            # one loss would have the rows refuse what ended in between.
-            generation = await self._newest() or generation
-        known = await self._approvals()
-        if _agreed(known, generation, server_id):
-            return generation
-        since_ms = await self._since_ms()
-        emptied = any(not each.record_id and each.generation != generation.number for each in known)
-        reason = await self._behind(emptied=emptied and promised and not new)
-        if reason:
-            log.critical("the queue is behind its record: %s; taking to it what has not ended", reason)
-            generation = await self._database.write(
-                partial(
-                    raise_generation,
-                    namespace=self._store.namespace,
-                    was=generation,
-                    server_id=server_id,
-                    now_ms=_now_ms(),
-                    reason=reason,
-                )
+            again = await self._store.lives()
+            [then] = await self._database.read(
+                partial(last_generations, namespace=self._store.namespace, limit=1)
             )
-            for keys in self._store.keys:
-                await self._store.link.call("HSET", keys.fixed["meta"], "generation", generation.number)
+            moved = [each.name for each in again] != [each.name for each in lives]
+            if moved or then.number != newest.number or _are_of(again, newest):
+                return None
+        lost = await self._lost(lives) if promised else {}
+        for shard, reason in lost.items():
+            log.critical(
+                "the queue is behind its record on shard %d: %s; bringing back what is open", shard, reason
+            )
+        made = await self._database.write(
+            partial(
+                next_generation,
+                namespace=self._store.namespace,
+                was=newest,
+                lives=[life.name for life in lives],
+                now_ms=max(life.now_ms for life in lives),
+                lost=lost,
+            )
+        )
         crash_point("guard.raised")
-        forgotten = await self._recheck(since_ms)
-        if forgotten:
-            log.critical("the queue held %d jobs as open that have ended: it has forgotten them", forgotten)
-        await self._keys.restore(self._store)
-        crash_point("guard.rechecked")
-        return generation
+        if made is not None:
+            await self._keys.restore(self._store)
+        return made
 
-    async def _behind(self, *, emptied: bool) -> str | None:
+    async def _lost(self, lives: Sequence[Life]) -> dict[int, str]:
         """
-        What shows that the queue has lost a part of its past, None if nothing does.
+        The shards that have lost a part of what the rows have heard of, and what shows it.
         """
-        feed, namespace = Feed(self._store), self._store.namespace
-        if emptied:
-            return "it does not know of its record any more"
-        read = await self._database.read(partial(positions_of, namespace=namespace))
-        for shard, offset in read.items():
-            try:
-                await feed.entries(shard, offset, 1)
-            except EventsLost as lost:
-                return str(lost)
-        return None
-
-    async def _since_ms(self) -> int | None:
-        """
-        When the queue's memory ends, at the latest; None if it has none.
-        """
+        lost = {
+            shard: "it does not know of its record any more"
+            for shard, life in enumerate(lives)
+            if not life.record_id
+        }
         feed = Feed(self._store)
-        newest = [await feed.newest(shard) for shard in range(self._store.shards)]
-        last_ms = [entry[1][0].at_ms for entry in newest if entry]
-        return max(min(last_ms) - MARGIN_MS, 0) if last_ms else None
-
-    async def _recheck(self, since_ms: int | None) -> int:
-        """
-        Compare, job by job, the rows that were changed since: how many jobs the queue had to forget.
-        """
-        if since_ms is None:
-            return 0
-        forgotten = 0
-        for question in (changed_since, ended_since):
-            ask = partial(question, namespace=self._store.namespace, since_ms=since_ms)
-            after, more = None, True
-            while more:
-                page, after = await self._database.read(partial(ask, after=after))
-                forgotten += await self._recheck_rows(page)
-                more = after is not None
-        return forgotten
-
-    async def _recheck_rows(self, rows: list[Changed]) -> int:
-        namespace = self._store.namespace
-        jobs = await Views(self._store).get_many([row.key for row in rows])
-        ended = [
-            (row.key, row.revision)
-            for row, job in zip(rows, jobs, strict=True)
-            if row.ended and _difference(row, job) is Difference.finished
-        ]
-        forgotten = sum(await self._store.forget(ended))
-        if open_ := [(row.key, row.revision) for row in rows if not row.ended]:
-            await self._database.write(partial(relay_once_more, namespace=namespace, rows=open_))
-        return forgotten
+        for shard, offset in await self._database.read(partial(heard_of, namespace=self._store.namespace)):
+            try:
+                await feed.packed(shard, offset, 1)
+            except EventsLost as error:
+                # What was trimmed was there, and more came after it.
+                if error.first is None:
+                    lost.setdefault(shard, str(error))
+        return lost
 
 
-def _agreed(known: list[Approval], generation: Generation, server_id: str) -> bool:
-    return all(each[:2] == (generation.record_id, server_id) for each in known)
+def _are_of(lives: Sequence[Life], generation: Generation) -> bool:
+    """
+    Return whether servers, each in this life, were approved in a generation.
+    """
+    names = tuple(life.name for life in lives)
+    return names == generation.lives and all(
+        life.until_ms is not None and life.generation == generation.number for life in lives
+    )
 
 
-def _difference(row: Changed, job: Job | None) -> Difference | None:
-    promised = Promised(row.revision, row.ended, 0, b"")
-    return judge(promised, None if job is None else Queued(job.revision, job.state, 0, b""))
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+def _left_ms(life: Life) -> int:
+    return 0 if life.until_ms is None else life.until_ms - life.server_ms

@@ -13,13 +13,15 @@ from duly.errors import DulyError
 from duly.loops import start_beside
 from duly.record.batches import run_batch
 from duly.record.crashpoints import crash_point
-from duly.record.soundness import still_counts
+from duly.record.generations import still_counts
+from duly.record.watermarks import raise_watermarks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from sqlalchemy import Connection
 
+    from duly.events import Offset
     from duly.job import JobKey
     from duly.record.database import Database
 
@@ -30,17 +32,23 @@ AT_ONCE = 500
 
 
 def mark(
-    connection: Connection, namespace: str, given: Iterable[tuple[JobKey, int]], generation: int
+    connection: Connection,
+    namespace: str,
+    given: Iterable[tuple[JobKey, int]],
+    generation: int,
+    offsets: Mapping[int, Offset],
 ) -> None:
     """
     Note that Redis has been given rows at a revision; one that has changed since is left to the next look.
 
-    So are all of them, if Redis has lost a part of its memory since.
+    With them goes how far the events of their shards were: if Redis loses that, it has lost some of them.
+    All are left to the next look if another generation of Redis has begun since.
     """
     if not still_counts(connection, namespace, generation):
         return
     rows = [{"topic": key.topic, "id": key.id, "revision": revision} for key, revision in given]
     run_batch(connection, "mark", {"namespace": namespace, "generation": generation}, rows)
+    raise_watermarks(connection, namespace, offsets)
 
 
 class Marks:
@@ -52,13 +60,21 @@ class Marks:
         self._database = database
         self._namespace = namespace
         self._waiting: dict[JobKey, tuple[int, int]] = {}
+        self._offsets: dict[int, dict[int, Offset]] = {}  #: by generation, the latest of each shard
         self._marker: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
 
-    def add(self, given: Sequence[tuple[JobKey, int]], generation: int) -> None:
+    def add(
+        self, given: Sequence[tuple[JobKey, int]], generation: int, offsets: Mapping[int, Offset]
+    ) -> None:
         """
-        Mark rows soon: Redis of *generation* has been given them at these revisions.
+        Mark rows soon: Redis of *generation* has been given them at these revisions, up to these events.
         """
+        latest = self._offsets.setdefault(generation, {})
+        for shard, offset in offsets.items():
+            # Answers may overtake each other.
+            if shard not in latest or latest[shard].counter < offset.counter:
+                latest[shard] = offset
         for key, revision in given:
             self._waiting[key] = (revision, generation)
         if self._waiting and (self._marker is None or self._marker.done()):
@@ -94,9 +110,13 @@ class Marks:
             revision, generation = self._waiting.pop(key)
             by_generation.setdefault(generation, []).append((key, revision))
 
+        offsets = {generation: dict(self._offsets[generation]) for generation in by_generation}
+        for former in self._offsets.keys() - by_generation.keys():
+            del self._offsets[former]
+
         def work(connection: Connection) -> None:
             for generation, given in by_generation.items():
-                mark(connection, self._namespace, given, generation)
+                mark(connection, self._namespace, given, generation, offsets[generation])
             crash_point("mark.written")
 
         await self._database.write(work)

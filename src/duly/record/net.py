@@ -12,24 +12,20 @@ import logging
 from contextlib import suppress
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from sqlalchemy.exc import SQLAlchemyError
-
-from duly.errors import RecordUnavailable
 from duly.events import Verb, rows_of
 from duly.feed import EventsLost, Feed
 from duly.job import JobKey
 from duly.record.caught import counted_run, ended_run
 from duly.record.crashpoints import crash_point
-from duly.record.database import ANSWERS_WITHIN_S, first_line
+from duly.record.generations import newest_generation
 from duly.record.outcomes import write_runs
 from duly.record.places import Place, move, place_of
-from duly.record.soundness import newest_generation
 from duly.record.stored import pick
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from sqlalchemy import Connection
 
@@ -37,8 +33,6 @@ if TYPE_CHECKING:
     from duly.record.database import Database
     from duly.record.runs import EndedRun
     from duly.store import Store
-
-    Ask = Callable[[Callable[[Connection], Any]], Awaitable[Any]]
 
 log = logging.getLogger("duly.net")
 
@@ -62,7 +56,7 @@ class Caught(NamedTuple):
 
 class Net:
     """
-    Follows the events of all shards.  Any number of them may: where rows can be locked they take turns.
+    Follows the events of all shards, as the leader.  Two may for a moment: the first to move a position wins.
     """
 
     def __init__(
@@ -73,6 +67,7 @@ class Net:
         generation: Callable[[], int | None],
         every_s: float = EVERY_S,
         settle_ms: int = SETTLE_MS,
+        leads: Callable[[], bool] = lambda: True,
     ) -> None:
         """
         Prepare: *generation* tells which one Redis belongs to, or None while nobody has found it sound.
@@ -83,6 +78,7 @@ class Net:
         self._feed = Feed(store)
         self._generation = generation
         self._settle_ms = settle_ms
+        self._leads = leads
         self._told_lost: set[Offset | None] = set()
         self._young_ms: dict[int, int] = {}  #: for each shard the time of the first event that was too young
 
@@ -116,45 +112,18 @@ class Net:
             DulyError: Redis or the database is away.
         """
         generation = self._generation()
-        if generation is None:
+        if generation is None or not self._leads():
             return 0
-        if self._database.name == "sqlite":
-            return await self._follow_freely(shard, generation)
-        try:
-            async with asyncio.timeout(ANSWERS_WITHIN_S):
-                return await self._follow_alone(shard, generation)
-        except (SQLAlchemyError, OSError, TimeoutError) as error:
-            raise RecordUnavailable(f"the record cannot be reached: {first_line(error)}") from error
-
-    async def _follow_freely(self, shard: int, generation: int) -> int:
         if await self._database.read(partial(self._former, generation=generation)):
             return 0
-        place = await self._database.read(lambda connection: self._place(connection, shard))
+        place = await self._database.read(partial(place_of, namespace=self._store.namespace, shard=shard))
         entries = await self._next(shard, place)
         if not entries:
             return 0
-        caught = await self._catch(entries, self._database.read)
+        caught = await self._catch(entries)
         moved = await self._database.write(
             lambda connection: self._write(connection, shard, generation, place, caught)
         )
-        if moved:
-            await self._confirm(shard, caught.place)
-        return len(entries)
-
-    async def _follow_alone(self, shard: int, generation: int) -> int:
-        async with self._database.engine.connect() as connection:
-            place = await connection.run_sync(self._place, shard)
-            locked = await connection.run_sync(self._place, shard, lock=True)
-            if place is not None and locked is None:
-                return 0
-            if await connection.run_sync(self._former, generation):
-                return 0
-            entries = await self._next(shard, locked)
-            if not entries:
-                return 0
-            caught = await self._catch(entries, connection.run_sync)
-            moved = await connection.run_sync(self._write, shard, generation, locked, caught)
-            await connection.commit()
         if moved:
             await self._confirm(shard, caught.place)
         return len(entries)
@@ -166,9 +135,6 @@ class Net:
         """
         newest = newest_generation(connection, self._store.namespace)
         return newest is not None and newest.number != generation
-
-    def _place(self, connection: Connection, shard: int, *, lock: bool = False) -> Place | None:
-        return place_of(connection, self._store.namespace, shard, lock=lock)
 
     # -- events -------------------------------------------------------------------------------------------
 
@@ -206,7 +172,7 @@ class Net:
             return await self._feed.packed(shard, await self._feed.first(shard), AT_ONCE)
         return []
 
-    async def _catch(self, entries: Sequence[Packed], ask: Ask) -> Caught:
+    async def _catch(self, entries: Sequence[Packed]) -> Caught:
         ended: dict[JobKey, Packed] = {}
         runs: list[EndedRun] = []
         for entry in entries:
@@ -214,7 +180,7 @@ class Net:
             if any(verb in _COUNTED for verb, _ in entry.counts):
                 runs += [counted_run(row, entry.at_ms) for row in rows_of(entry) if row.verb in _COUNTED]
         # Nearly all of them were written by their workers: only what was not is taken apart.
-        still_open = await ask(lambda connection: self._open(connection, ended))
+        still_open = await self._database.read(partial(self._open, keys=ended))
         ends = [
             row
             for entry in {ended[key].offset: ended[key] for key in still_open}.values()

@@ -25,16 +25,14 @@ class Place(NamedTuple):
     at_ms: int
 
 
-def place_of(connection: Connection, namespace: str, shard: int, *, lock: bool = False) -> Place | None:
+def place_of(connection: Connection, namespace: str, shard: int) -> Place | None:
     """
-    How far the record has followed a shard; None if it has not begun, or with *lock* if another one is at it.
+    How far the record has followed a shard; None if it has not begun.
     """
     columns = positions.c
     statement = select(columns.epoch, columns.counter, columns.nonce, columns.at_ms).where(
         columns.namespace == namespace, columns.shard == shard
     )
-    if lock:
-        statement = statement.with_for_update(skip_locked=True)
     row = connection.execute(statement).first()
     return Place(Offset(row.epoch, row.counter, row.nonce), row.at_ms) if row else None
 

@@ -2,7 +2,7 @@
 The relay: brings committed rows to Redis, straight after the commit or by a regular look at what is due.
 
 Any number of relays may run at once: Redis keeps the highest revision that it has seen, so that
-to bring a row twice, or late, changes nothing.
+to bring a row twice, or late, changes nothing.  No row is locked while Redis is asked.
 """
 
 from __future__ import annotations
@@ -11,18 +11,15 @@ import asyncio
 import logging
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING
-
-from sqlalchemy.exc import SQLAlchemyError
+from typing import TYPE_CHECKING, NamedTuple
 
 from duly.documents import value_of
-from duly.errors import DulyError, RecordUnavailable, StoreUnavailable
+from duly.errors import DulyError, StoreUnavailable
 from duly.job import JobState
 from duly.pauses import Pauses
 from duly.record.absence import StillAway
 from duly.record.clock import Clock
 from duly.record.crashpoints import crash_point
-from duly.record.database import ANSWERS_WITHIN_S, first_line
 from duly.record.marks import Marks, mark
 from duly.record.notices import Notices
 from duly.record.rows import order_of
@@ -34,6 +31,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
+    from duly.events import Offset
     from duly.job import JobKey
     from duly.record.database import Database
     from duly.record.rows import JobRow
@@ -68,6 +66,15 @@ def _by_reason(rows: Sequence[JobRow]) -> dict[str, list[JobRow]]:
     return found
 
 
+class Brought(NamedTuple):
+    """
+    What Redis has been told, and how far the events of its shards were then.
+    """
+
+    given: list[tuple[JobKey, int]]
+    offsets: dict[int, Offset]
+
+
 class Relay:
     """
     Brings rows to Redis.
@@ -83,11 +90,13 @@ class Relay:
         clock: Clock | None = None,
         agree: Callable[[], Awaitable[None]] | None = None,
         scan_s: float = SCAN_S,
+        leads: Callable[[], bool] = lambda: True,
     ) -> None:
         """
         Prepare: *generation* tells which one Redis belongs to, or None while nobody has found it sound.
 
         *agree* has it compared again where it lost something, unless somebody else sees to that.
+        *leads* says whether this one looks for rows by itself; others bring what is committed beside them.
 
         Until then nothing is brought; what is due later than *horizon_ms* from now is not, either.
         """
@@ -98,6 +107,7 @@ class Relay:
         self._generation = generation
         self._clock = clock or Clock(store)
         self._agree = agree
+        self._leads = leads
         # What comes within the horizon must be seen well before it is due.
         self._scan_s = min(scan_s, horizon_ms / 4000)
         self._limit = 100
@@ -124,7 +134,7 @@ class Relay:
         if generation is None:
             return False
         try:
-            given = await self._clock.absence.ask(partial(self._push, near, generation))
+            given, offsets = await self._clock.absence.ask(partial(self._push, near, generation))
         except StillAway:
             self.hint()
             return False
@@ -133,17 +143,28 @@ class Relay:
             self.hint()
             return False
         crash_point("push.hydrated")
-        self._marks.add(given, generation)
+        self._marks.add(given, generation, offsets)
         return len(given) == len(near)
 
-    async def _push(self, rows: Sequence[JobRow], generation: int) -> list[tuple[JobKey, int]]:
+    async def _push(self, rows: Sequence[JobRow], generation: int) -> Brought:
         async with self._agreeing():
             return await self._bring(rows, generation)
+
+    async def bring(
+        self, rows: Sequence[JobRow], generation: int, *, read_ms: int | None = None
+    ) -> dict[int, Offset]:
+        """
+        Tell Redis of rows that it should have already; how far the events of their shards are then.
+
+        Raises:
+            DulyError: Redis is away, or belongs to another generation.
+        """
+        return (await self._bring(rows, generation, read_ms)).offsets
 
     @asynccontextmanager
     async def _agreeing(self) -> AsyncIterator[None]:
         """
-        Have a queue that refuses rows compared with the record, when these are not locked any more.
+        Have a queue that refuses rows compared with the record.
         """
         try:
             yield
@@ -152,33 +173,40 @@ class Relay:
                 await self._agree()
             raise
 
-    async def _bring(self, rows: Sequence[JobRow], generation: int) -> list[tuple[JobKey, int]]:
+    async def _bring(self, rows: Sequence[JobRow], generation: int, read_ms: int | None = None) -> Brought:
         """
         Tell Redis of rows; the answer is what it has taken, or has at a higher revision.
         """
         # Before anything else, and whatever Redis has lost: nobody may begin what is cancelled.
-        given: list[tuple[JobKey, int]] = []
+        brought = Brought([], {})
         for reason, cancelled in _by_reason(rows).items():
-            given += await self._tell(cancelled, None, reason)
-        given += await self._tell([row for row in rows if not row.ended], generation)
+            await self._tell(brought, cancelled, None, read_ms, reason)
+        await self._tell(brought, [row for row in rows if not row.ended], generation, read_ms)
         past = [(row.key, row.revision) for row in rows if row.ended and row.state != JobState.cancelled]
         if past:
             await self._store.forget(past)
-            given += past
+            brought.given.extend(past)
         self._clock.absence.heard()
-        return given
+        return brought
 
     async def _tell(
-        self, rows: Sequence[JobRow], generation: int | None, reason: str = "cancelled"
-    ) -> list[tuple[JobKey, int]]:
+        self,
+        brought: Brought,
+        rows: Sequence[JobRow],
+        generation: int | None,
+        read_ms: int | None,
+        reason: str = "cancelled",
+    ) -> None:
         if not rows:
-            return []
-        answers = await self._store.hydrate(map(promise_of, rows), generation=generation, reason=reason)
-        return [
-            (row.key, row.revision)
-            for row, answer in zip(rows, answers, strict=True)
-            if not isinstance(answer, DulyError)
-        ]
+            return
+        answers = await self._store.hydrate(
+            map(promise_of, rows), generation=generation, read_ms=read_ms, reason=reason
+        )
+        for row, answer in zip(rows, answers, strict=True):
+            if not isinstance(answer, DulyError):
+                brought.given.append((row.key, row.revision))
+                if answer.upto is not None:
+                    brought.offsets[answer.upto.shard] = answer.upto.offset
 
     # -- by regular look ----------------------------------------------------------------------------------
 
@@ -226,12 +254,12 @@ class Relay:
 
     async def run_once(self) -> int:
         """
-        Bring one look's worth of rows; where there were few, wait for a hint or for a while first.
+        Bring one look's worth of rows, as the leader; where there were none, wait for a hint or for a while.
 
         Raises:
             DulyError: Redis or the database is away.
         """
-        brought = await self.look()
+        brought = await self.look() if self._leads() else 0
         if not brought:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._scan_s):
@@ -252,48 +280,20 @@ class Relay:
             return 0
         with suppress(DulyError):
             await self._clock.look()
-        async with self._agreeing():
-            if self._database.name == "sqlite":
-                return await self._look_freely(generation)
-            try:
-                async with asyncio.timeout(ANSWERS_WITHIN_S):
-                    return await self._look_alone(generation)
-            except (SQLAlchemyError, OSError, TimeoutError) as error:
-                raise RecordUnavailable(f"the record cannot be reached: {first_line(error)}") from error
-
-    async def _look_freely(self, generation: int) -> int:
-        """
-        Where rows cannot be locked: a second relay may do the same, in vain.
-        """
+        read_ms = self._clock.now().floor_ms
         rows = await self._database.read(self._select)
         crash_point("relay.selected")
         if not rows:
             return 0
-        given = await self._bring(rows, generation)
+        async with self._agreeing():
+            given, offsets = await self._bring(rows, generation, read_ms)
         crash_point("relay.hydrated")
 
         def work(connection: Connection) -> None:
-            mark(connection, self._store.namespace, given, generation)
+            mark(connection, self._store.namespace, given, generation, offsets)
             crash_point("relay.marked")
 
         await self._database.write(work)
-        crash_point("relay.committed")
-        return len(given)
-
-    async def _look_alone(self, generation: int) -> int:
-        """
-        With the rows locked until they are marked, so that no other relay takes them up.
-        """
-        async with self._database.engine.connect() as connection:
-            rows = await connection.run_sync(self._select)
-            crash_point("relay.selected")
-            if not rows:
-                return 0
-            given = await self._bring(rows, generation)
-            crash_point("relay.hydrated")
-            await connection.run_sync(mark, self._store.namespace, given, generation)
-            crash_point("relay.marked")
-            await connection.commit()
         crash_point("relay.committed")
         return len(given)
 

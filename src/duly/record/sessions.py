@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session, scoped_session
 from duly.errors import LayoutMismatch, RecordUnavailable, UsageError
 from duly.record.database import GRANTS, GrantMissing, first_line
 from duly.record.dialects import lacks_grant, lacks_table
-from duly.record.soundness import newest_generation
+from duly.record.generations import newest_generation
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -18,6 +18,7 @@ from sqlalchemy import (
     SmallInteger,
     String,
     Table,
+    Text,
 )
 from sqlalchemy.dialects import mysql
 
@@ -78,8 +79,10 @@ Index(
     postgresql_where=jobs.c.relay_ms.is_not(None),
     sqlite_where=jobs.c.relay_ms.is_not(None),
 )
-# What retention asks for, and, with the index of attempts, the check after a restart of Redis.
+# What retention asks for.
 Index("duly_jobs_changed", jobs.c.changed_ms, jobs.c.namespace)
+# In this order open rows are brought back to a Redis that has lost them.
+Index("duly_jobs_due", jobs.c.due_ms, jobs.c.namespace)
 
 attempts = Table(
     "duly_attempts",
@@ -101,9 +104,6 @@ attempts = Table(
     PrimaryKeyConstraint("id", "token", "topic", "namespace"),
 )
 
-# What the check after a restart of Redis asks for: which jobs ended lately.  Written at its end.
-Index("duly_attempts_ended", attempts.c.ended_ms, attempts.c.namespace)
-
 positions = Table(
     "duly_positions",
     metadata,
@@ -116,16 +116,46 @@ positions = Table(
     Column("at_ms", BigInteger, nullable=False),
 )
 
+# For each shard the last event that a mark was committed with: Redis has it, or has lost something.
+watermarks = Table(
+    "duly_watermarks",
+    metadata,
+    Column("namespace", Namespace, primary_key=True),
+    Column("shard", Integer, primary_key=True, autoincrement=False),
+    Column("epoch", String(64), nullable=False),
+    Column("counter", BigInteger, nullable=False),
+    Column("nonce", String(32), nullable=False),
+)
+
 generations = Table(
     "duly_generations",
     metadata,
     Column("namespace", Namespace, primary_key=True),
-    # Grows when Redis is found to be behind the record; the newest one counts.
+    # Grows with each life of a server that is compared with the record; the newest one counts.
     Column("generation", Integer, primary_key=True, autoincrement=False),
     Column("record_id", String(32), nullable=False),  # the same in all of them; the queue knows it, too
-    Column("server_id", String(100), nullable=False),  # run id and replication id when it began
     Column("since_ms", BigInteger, nullable=False),
     Column("reason", String(400), nullable=False),
+    Column("lives", Text, nullable=False),  # the life of each shard's server, a list in JSON
+    Column("lost", Text, nullable=False),  # shards that were behind the record, a list in JSON
+    # How far open rows of those shards were brought back: 1 for those due from `back_from_ms` on, then 2 for
+    # those before, NULL once all were; behind which row; and how many.
+    Column("back_pass", SmallInteger),
+    Column("back_from_ms", BigInteger, nullable=False),
+    Column("back_ms", BigInteger, nullable=False),
+    Column("back_topic", Topic, nullable=False),
+    Column("back_id", JobId, nullable=False),
+    Column("brought_back", BigInteger, nullable=False),
+)
+
+# The process that does for all of a namespace what only one should do.
+leaders = Table(
+    "duly_leaders",
+    metadata,
+    Column("namespace", Namespace, primary_key=True),
+    Column("holder", Name, nullable=False),  # empty once it has resigned
+    Column("term", BigInteger, nullable=False),  # grows with each leader
+    Column("beat", BigInteger, nullable=False),  # grows as long as the leader lives
 )
 
 api_keys = Table(

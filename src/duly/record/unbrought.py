@@ -33,14 +33,13 @@ class FarTopic(NamedTuple):
 
 def to_bring(connection: Connection, namespace: str, far_ms: int, limit: int) -> list[JobRow]:
     """
-    Rows that Redis has to be told of before *far_ms*, soonest first; nobody else is given them meanwhile.
+    Rows that Redis has to be told of before *far_ms*, soonest first.
     """
     statement = (
         select(jobs)
         .where(not_by_index(connection, jobs.c.namespace) == namespace, jobs.c.relay_ms < far_ms)
         .order_by(jobs.c.relay_ms)
         .limit(limit)
-        .with_for_update(skip_locked=True)
     )
     return list(map(JobRow._make, connection.execute(statement)))
 

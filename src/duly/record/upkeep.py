@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from typing import TYPE_CHECKING, Protocol
 
 from duly.errors import DulyError
@@ -14,18 +15,15 @@ from duly.pauses import Pauses
 from duly.record.database import GrantMissing
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Mapping
     from typing import Any
 
-    from duly.record.guard import Guard
-    from duly.record.idempotency import Expiry
-    from duly.record.net import Net
+    from duly.record.leader import Leader
     from duly.record.relay import Relay
-    from duly.record.retention import Retention
 
 log = logging.getLogger("duly.record")
 
-WATCH_S = 2.0
+RESIGNS_S = 2.0  #: how long a leader fails before another process has its turn
 
 
 class Step(Protocol):
@@ -41,48 +39,36 @@ class Step(Protocol):
         """
 
 
-class Watch:
-    """
-    Looks whether the queue is still the one that was compared with the record.
-    """
-
-    every_s = WATCH_S
-
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
-
-    async def run_once(self) -> int:
-        """
-        Compare them again if another server answers, or the same one has lost its memory.
-        """
-        if await self._guard.changed_server():
-            await self._guard.agree()
-        return 0
-
-
 class Upkeep:
     """
     The duties of a record.  None of them ends because a server is away or refuses: it goes on after that.
     """
 
-    def __init__(self, relay: Relay, net: Net, guard: Guard, retention: Retention, expiry: Expiry) -> None:
+    def __init__(self, leader: Leader, relay: Relay, steps: Mapping[str, Step]) -> None:
+        self._leader = leader
         self._relay = relay
-        self._steps: list[tuple[str, Step]] = [
-            ("net", net),
-            ("watch", Watch(guard)),
-            ("retention", retention),
-            ("expiry", expiry),
-        ]
+        self._steps = steps
 
     def loops(self) -> list[Coroutine[Any, Any, None]]:
         """
         One for each duty, to be cancelled in the end.
         """
-        return [self._relay.run(asyncio.Event()), *(_keep_on(name, step) for name, step in self._steps)]
+        beat = _keep_on("leader", self._leader)
+        return [
+            beat,
+            self._relay.run(asyncio.Event()),
+            *(_keep_on(name, step, self._leader) for name, step in self._steps.items()),
+        ]
+
+    async def aclose(self) -> None:
+        """
+        Let another process lead at once.
+        """
+        await self._leader.aclose()
 
 
-async def _keep_on(name: str, step: Step) -> None:
-    pauses, told = Pauses(), ""
+async def _keep_on(name: str, step: Step, leader: Leader | None = None) -> None:
+    pauses, told, good_s = Pauses(), "", time.monotonic()
     while True:
         try:
             busy = await step.run_once()
@@ -94,10 +80,14 @@ async def _keep_on(name: str, step: Step) -> None:
             busy = 0
         except DulyError as error:
             log.warning("%s: %s; trying again in %.1f s", name, error, pauses.next_s)
+            if leader is not None and time.monotonic() - good_s > RESIGNS_S:
+                # Another process may reach what this one does not: the server that counts now, for one.
+                await leader.resign()
             await pauses.wait()
             continue
         else:
             told = ""
         pauses.reset()
+        good_s = time.monotonic()
         if not busy:
             await asyncio.sleep(step.every_s * random.uniform(0.9, 1.1))  # jitter, not secrecy

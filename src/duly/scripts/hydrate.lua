@@ -11,16 +11,21 @@
 --          keep_ms   how long cancelled jobs are kept
 --          reason    why jobs of this call were cancelled, one word
 --          generation  of the queue that is meant, '' for any: what was found to be behind gets nothing from before
+--          read_ms   when the rows were read, '' for just now
 --          topic_count  how many topics follow
 --          topic...  their names; then for each job, all members distinct: member, promise, request with options
 --                    with body; promise is 1 byte (state of the row, scheduled or cancelled, lane, options or not,
 --                    64 if a reply is asked for), due_ms 8, revision 8, attempts 2 and crashes 2 bytes
--- returns  for each job '<word> <revision> <state>' as it stands there now, word one of created replaced kept
+-- returns  {for each job '<word> <revision> <state>' as it stands there now, word one of created replaced kept;
+--          counter and 'about' of the newest event, by which a loss of what was written is noticed};
+--          'stale' where the rows were read so long ago that what has ended since may be forgotten
 -- cost     O(jobs * log n)
 
 local PROMISE, BEGINNING = '>BI8I8HH', '>BI8'
+local FRESH_MS = 30000  -- half of how long a closed job leaves a trace at least
 
 local now = clock(now_ms)
+if read_ms ~= '' and now - tonumber(read_ms) > FRESH_MS then return 'stale' end
 if generation ~= '' then must_be_sound(generation) end
 local named = tonumber(topic_count)
 for at = 1, named do name_topic(ARGV[topic_at + at - 1], at) end
@@ -85,4 +90,5 @@ for at, old in ipairs(fetch(members)) do
 end
 commit(now, nonce)
 wake_topics(now)
-return words
+local newest = redis.call('XREVRANGE', key.events, '+', '-', 'COUNT', 1)[1]
+return {words, newest and {newest[1], newest[2][2]} or {}}

@@ -1,14 +1,16 @@
 #!lua flags=allow-oom
--- life: tell this life of the server from its next: what is compared now may be another's memory when it is approved.
+-- life: tell this life of the shard's server from its next, and what was approved of it.
 --
 -- moves    nothing
 -- uses     clock
 -- KEYS     meta      hash    the shard's numbers
 -- ARGV     now_ms    '' means the server's clock
---          nonce     names this life from now on, unless it has a name
--- returns  its name, with that of the namespace, which may be emptied and made anew
+-- returns  {life: run id, replication id and epoch; time by the clock of the namespace; time by the server's own;
+--          when the approval ends, '' where none counts; record; generation}
 -- cost     O(1)
 
-clock(now_ms)
-lives[meta] = lives[meta] or nonce
-return lives[meta] .. shard[EPOCH]
+local now = clock(now_ms)
+local found = server.approval(meta)
+local known = redis.call('HMGET', meta, 'record', 'generation')
+local until_ms = found and string.format('%d', math.min(found.until_ms, 2 ^ 52)) or ''
+return {server.life(), now, server.ms(), until_ms, known[1] or '', known[2] or ''}

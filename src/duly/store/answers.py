@@ -21,6 +21,7 @@ from duly.wire import ReplyError
 
 if TYPE_CHECKING:
     from duly.job import Accepted
+    from duly.store.values import Upto
 
 Answer = TypeVar("Answer")
 
@@ -72,12 +73,12 @@ def full(key: JobKey) -> QueueFull:
     return QueueFull(f"topic {key.topic} is at its backlog limit; {key} was not stored")
 
 
-def hydrated_of(key: JobKey, answer: bytes) -> Hydrated:
+def hydrated_of(key: JobKey, answer: bytes, upto: Upto | None) -> Hydrated:
     """
     What hydrate.lua made of a promise.
     """
     word, revision, state = answer.decode().split(" ")
-    return Hydrated(key, word, int(revision), JobState(int(state)))  # type: ignore[arg-type]  # as the script says
+    return Hydrated(key, word, int(revision), JobState(int(state)), upto)  # type: ignore[arg-type]  # as the script says
 
 
 def _unknown(key: JobKey) -> OutcomeUnknown:

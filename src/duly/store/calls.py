@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from duly.connection import Link
     from duly.ids import Repeatable
+    from duly.job import Lease
 
 log = logging.getLogger("duly.store")
 
@@ -91,6 +92,8 @@ class Calls:
         #: compares the queue with its record, for a server that may have lost a part of its past
         self.agree: Callable[[], Awaitable[None]] | None = None
         self.generation: Callable[[], int | None] = lambda: None  #: the one that was agreed on
+        #: chooses of what was claimed what may run, by what its record says
+        self.startable: Callable[[Sequence[Lease]], Awaitable[list[Lease]]] | None = None
         self._now = now
         self._fixed: dict[tuple[str, int], tuple[tuple[str, ...], tuple[str, ...]]] = {}
         self._heard: dict[int, Heard] = {}  #: by shard
@@ -201,7 +204,7 @@ class Calls:
             log.critical("%s; making namespace %r anew, %s", error, self.namespace, lost)
             await self.create()
         elif not unsound(error) or name == "hydrate":
-            # Rows that are brought are locked; after a comparison they are to be read again.
+            # After a comparison rows are to be read again before they are brought.
             raise error
         elif self.agree is None:
             raise ServerUnsuitable(self.needs_record()) from error

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from duly.connection import CallRefused
-from duly.errors import JobNotFound, LeaseLost, StoreUnavailable
+from duly.errors import DulyError, JobNotFound, LeaseLost, StoreUnavailable
 from duly.ids import new_nonce
 from duly.records import Terms, lease_of, worker_id
 from duly.store.answers import ms_of
@@ -88,6 +88,7 @@ class Claims(Leasing):
         last one of the worker on that shard, it brings the leases that it took and that still run.
         After a lost reply the same call is sent again, and brings the same leases.  If there is no answer
         even then, the next claim of the worker gives back what that one took, before it takes anything.
+        With a record, jobs whose rows say that they have ended are settled, and not among what it brings.
         """
         await self.give_back_unanswered(worker)
         length_ms, grace_ms = (self.lease_ms, self.grace_ms) if lease_ms is None else (lease_ms, 0)
@@ -113,7 +114,17 @@ class Claims(Leasing):
             "role": role,
             "generation": self.generation() or "",
         }
-        return await self._send_claim(_Claim(shard, worker, tuple(wants), fixed, monotonic()))
+        claim = _Claim(shard, worker, tuple(wants), fixed, monotonic())
+        claimed = await self._send_claim(claim)
+        if self.startable is None or not claimed.leases:
+            return claimed
+        try:
+            return claimed._replace(leases=await self.startable(claimed.leases))
+        except DulyError:
+            raise  # they were given back
+        except BaseException:
+            self._keep_unanswered(claim)
+            raise
 
     @cached_property
     def _client(self) -> bytes:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from duly.bulk import in_bulk, unless_all_failed
 from duly.codec import ASKING
-from duly.errors import Conflict, DulyError
+from duly.errors import Conflict, DulyError, StoreUnavailable
+from duly.events import offset_of
 from duly.group import MAX_JOBS
 from duly.ids import new_nonce, new_request
 from duly.job import JobState
@@ -17,6 +18,7 @@ from duly.records import options_of
 from duly.store.answers import hydrated_of
 from duly.store.calls import Calls
 from duly.store.packing import HAS_OPTIONS, MAX_COUNT, PROMISE, PROMISED_REPLY, SPEC
+from duly.store.values import Upto
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -33,7 +35,12 @@ class Hydrating(Calls):
     # -- what a record promised ---------------------------------------------------------------------------
 
     async def hydrate(
-        self, promises: Iterable[Promise], *, generation: int | None = None, reason: str = "cancelled"
+        self,
+        promises: Iterable[Promise],
+        *,
+        generation: int | None = None,
+        read_ms: int | None = None,
+        reason: str = "cancelled",
     ) -> list[Hydrated | DulyError]:
         """
         Take over jobs from their rows; one outcome for each, in their order.
@@ -42,17 +49,23 @@ class Hydrating(Calls):
         run of that is told to stop.  One of an equal or higher revision is kept.  No limit refuses it.
 
         With a *generation* only a queue takes them that was found sound, and in that one: rows that were read
-        before a loss may have ended since.  The *reason* is that of those that were cancelled.
+        before a loss may have ended since.  With *read_ms*, when rows were read, they are refused once the
+        queue may have forgotten what ended since.  The *reason* is that of those that were cancelled.
 
         Raises:
             StoreUnavailable, OutcomeUnknown: What became of every single one.  The same call again is safe.
         """
-        send = partial(self._hydrate, generation="" if generation is None else generation, reason=reason)
+        said = {
+            "generation": "" if generation is None else generation,
+            "read_ms": "" if read_ms is None else read_ms,
+            "reason": reason,
+        }
+        send = partial(self._hydrate, said=said)
         items = ((self._shard(promise.order.key), promise.order, promise) for promise in promises)
         return unless_all_failed(await in_bulk(send, self.shards, items))
 
     async def _hydrate(
-        self, shard: int, batch: list[tuple[Order, Promise]], generation: int | str, reason: str
+        self, shard: int, batch: list[tuple[Order, Promise]], said: dict[str, Any]
     ) -> list[Hydrated | DulyError]:
         topics: dict[str, None] = {}
         rest: list[Any] = []
@@ -73,12 +86,15 @@ class Hydrating(Calls):
         fixed = {
             "nonce": new_nonce(),
             "keep_ms": self.keeping.done_ms,
-            "reason": reason,
-            "generation": generation,
             "topic_count": len(topics),
+            **said,
         }
-        words = await self._run("hydrate", shard, topics, fixed, (*topics, *rest))
-        return [hydrated_of(order.key, word) for (order, _), word in zip(batch, words, strict=True)]
+        answer = await self._run("hydrate", shard, topics, fixed, (*topics, *rest))
+        if answer == b"stale":
+            raise StoreUnavailable("these rows were read too long ago, and have to be read again")
+        words, newest = answer
+        upto = Upto(shard, offset_of(*newest)) if newest else None
+        return [hydrated_of(order.key, word, upto) for (order, _), word in zip(batch, words, strict=True)]
 
     async def forget(self, past: Iterable[tuple[JobKey, int]]) -> list[bool]:
         """

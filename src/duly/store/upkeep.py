@@ -12,7 +12,7 @@ from duly.ids import new_nonce
 from duly.job import JobKey
 from duly.store.answers import ms_of
 from duly.store.calls import Calls
-from duly.store.values import PER_CALL, Look, Recovered
+from duly.store.values import PER_CALL, Life, Look, Recovered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -165,26 +165,38 @@ class Upkeep(Calls):
                 "beat", shard, (), {"worker": worker, "about": about, "forget_ms": FORGET_WORKERS_MS}
             )
 
-    async def lives(self) -> list[bytes]:
+    async def lives(self) -> list[Life]:
         """
-        What tells this life of each shard's server from its next, for `approve`.
+        The life that each shard's server is in, and what was approved of it.
         """
-        return [await self._run("life", shard, (), {"nonce": new_nonce()}) for shard in range(self.shards)]
+        found = [await self._run("life", shard, (), {}) for shard in range(self.shards)]
+        return [
+            Life(
+                life.decode(),
+                now_ms,
+                server_ms,
+                int(until_ms) if until_ms else None,
+                record_id.decode(),
+                int(number or 0),
+            )
+            for life, now_ms, server_ms, until_ms, record_id, number in found
+        ]
 
     async def approve(
-        self, record_id: str, generation: int, server_id: str, lives: Sequence[bytes] | None = None
+        self, record_id: str, generation: int, lives: Sequence[Life] = (), *, for_ms: int | None = None
     ) -> bool:
         """
-        Let jobs be claimed: the queue, on this server, agrees with its record.
+        Let jobs be handed out: by its record, the queue on this server counts.
 
-        With *lives*, only if each server still lives that was compared; False means another one answers now.
+        With *lives*, only if each server is still in the life that was compared; False means another one
+        answers now.  With *for_ms* the approval ends so long after *lives* were asked for.
         """
         for shard in range(self.shards):
             fixed = {
                 "record_id": record_id,
                 "generation": generation,
-                "server_id": server_id,
-                "life": lives[shard] if lives else "",
+                "life": lives[shard].name if lives else "",
+                "until_ms": "" if for_ms is None else lives[shard].server_ms + for_ms,
             }
             if await self._run("approve", shard, (), fixed) != b"ok":
                 return False

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from duly import defaults
 
 if TYPE_CHECKING:
+    from duly.events import Offset
     from duly.job import JobKey, JobState, Lease, Order
 
 Ending = Literal["ack", "retry", "bury", "release"]
@@ -119,6 +120,29 @@ class Hydrated(NamedTuple):
     word: Literal["created", "replaced", "kept"]
     revision: int
     state: JobState
+    upto: Upto | None  #: the shard's events when it was told
+
+
+class Upto(NamedTuple):
+    """
+    How far the events of a shard had come.
+    """
+
+    shard: int
+    offset: Offset
+
+
+class Life(NamedTuple):
+    """
+    What a shard says of its server: which life it is in, and what was approved of it.
+    """
+
+    name: str  #: another one after a restart, a promotion, or once the namespace was made anew
+    now_ms: int  #: by the clock of the namespace
+    server_ms: int  #: by the server's own
+    until_ms: int | None  #: when its approval ends, None where none counts
+    record_id: str  #: the record that it belongs to, empty if it knows of none
+    generation: int
 
 
 class Finish(NamedTuple):

@@ -29,7 +29,7 @@ async def store(store: Store) -> Store:
     """
     As a guard leaves it: found sound, in the first generation.
     """
-    await store.approve("record", 1, "server")
+    await store.approve("record", 1)
     return store
 
 

@@ -109,7 +109,7 @@ async def test_a_process_that_dies_on_the_way_breaks_no_promise(
     point, server, migrated_url, link, namespace, shards
 ):
     await create(link, namespace, shards)
-    await Store(link, namespace=namespace, shards=shards).approve("record", 1, "server")
+    await Store(link, namespace=namespace, shards=shards).approve("record", 1)
     where = (server.url, migrated_url, namespace)
     way = Way(*where)
     # Somebody who has read no event yet, so that none is trimmed.

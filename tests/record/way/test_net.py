@@ -11,12 +11,12 @@ import pytest
 
 from duly.events import Offset
 from duly.job import JobState
+from duly.record.generations import first_generation, next_generation
 from duly.record.net import Net
 from duly.record.outcomes import write_runs
 from duly.record.places import Place, move
 from duly.record.relay import Relay
 from duly.record.runs import EndedRun
-from duly.record.soundness import first_generation, raise_generation
 from duly.store import Keeping
 from tests.record.way.kit import HORIZON_MS, NOW, change, commit, key, position_of, promised, rows_of, runs_of
 from tests.shards import ids_on, on_all, one_id_on_each, promote_all, recover_all, shard_of
@@ -227,9 +227,9 @@ async def test_who_does_not_know_of_a_later_generation_leaves_the_events_to_othe
     [lease] = await claim(store)
     await store.ack(lease, b"1")
     was = await database.write(
-        lambda connection: first_generation(connection, namespace, server_id="s", now_ms=1)
+        lambda connection: first_generation(connection, namespace, lives=["s"], now_ms=1)
     )
-    raised = partial(raise_generation, namespace=namespace, was=was, server_id="s", now_ms=2, reason="lost")
+    raised = partial(next_generation, namespace=namespace, was=was, lives=["t"], now_ms=2, lost={0: "lost"})
     await database.write(raised)
     assert 0 == await net.run_once()
     assert None is await position_of(database, shard_of(store, "mail", "a"))

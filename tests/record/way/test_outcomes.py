@@ -223,7 +223,7 @@ def relay_of(database: Database, app: Duly, link: Link) -> Relay:
 
 
 async def test_a_worker_writes_what_became_of_its_jobs(database, bench, link, namespace):
-    await (await bench.store()).approve("record", 1, "server")
+    await (await bench.store()).approve("record", 1)
     words = ("ok", "fail", "snooze", "retry")
     rows = [promised(word, namespace=namespace, payload=f'"{word}"'.encode()) for word in words]
     rows = [row._replace(due_ms=1) for row in rows]
@@ -261,7 +261,7 @@ async def test_a_worker_writes_what_became_of_its_jobs(database, bench, link, na
 
 
 async def test_what_a_run_returns_that_lost_its_lease_is_not_written(database, bench, link, namespace):
-    await (await bench.store()).approve("record", 1, "server")
+    await (await bench.store()).approve("record", 1)
     rows = [promised(word, namespace=namespace, payload=f'"{word}"'.encode()) for word in ("fenced", "ok")]
     await commit(database, *(row._replace(due_ms=1) for row in rows))
     await relay_of(database, bench, link).look()
@@ -287,7 +287,7 @@ async def test_a_worker_claims_no_more_while_the_record_cannot_be_told(bench, li
         url = server.start().fresh()
         await asyncio.to_thread(migrate, url)
         database = Database(url)
-        await (await bench.store()).approve("record", 1, "server")
+        await (await bench.store()).approve("record", 1)
         rows = [
             promised(f"{at:02}", namespace=namespace, payload=b'"ok"')._replace(due_ms=1) for at in range(60)
         ]

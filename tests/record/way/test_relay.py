@@ -172,7 +172,7 @@ async def test_redis_away_fails_no_push_and_the_look_follows_up(
     assert not await relay.push(rows[1:])
     assert time.monotonic() - began_s < 0.5
     own_server.start()
-    await store.approve("record", 1, "server")
+    await store.approve("record", 1)
     assert 2 == await relay.look()
     assert {row.revision for row in rows} == {lease.revision for lease in await claim(store)}
     assert await relay.push([promised("c", namespace=namespace)])
@@ -193,7 +193,7 @@ async def test_a_look_that_redis_does_not_answer_leaves_the_rows_to_the_next(
     with pytest.raises(StoreUnavailable):
         await relay.look()
     own_server.start()
-    await store.approve("record", 1, "server")
+    await store.approve("record", 1)
     assert 1 == await relay.look()
     await link.aclose()
 
@@ -209,7 +209,7 @@ async def test_nothing_is_brought_to_a_redis_that_nobody_has_found_sound(databas
     assert 0 == await relay.run_once()
     assert None is await views.get(key("a"))
     sound.append(7)
-    await store.approve("record", 7, "server")
+    await store.approve("record", 7)
     assert 1 == await relay.run_once()
     assert 7 == (await rows_of(database))["a"].generation
 
@@ -223,7 +223,7 @@ async def test_a_redis_that_lost_something_takes_no_rows_that_were_read_before(
     generations = [1]
 
     async def agree() -> None:
-        await store.approve("record", 2, "server")
+        await store.approve("record", 2)
         generations[0] = 2
 
     relay = Relay(
@@ -232,8 +232,8 @@ async def test_a_redis_that_lost_something_takes_no_rows_that_were_read_before(
     row = promised("a", namespace=namespace)
     await commit(database, row)
     for lose in (
-        lambda: store.approve("record", 2, "server"),
-        lambda: on_all(store, "meta", "HDEL", "record", "generation", "server"),
+        lambda: store.approve("record", 2),
+        lambda: on_all(store, "meta", "HDEL", "record", "generation"),
     ):
         for bring in (lambda: relay.push([row]), relay.look):
             generations[0] = 1
@@ -250,7 +250,7 @@ async def test_what_is_cancelled_is_brought_also_to_a_redis_in_doubt(relay, data
     row = promised("a", namespace=namespace)
     await commit(database, row)
     await relay.look()
-    await store.approve("record", 2, "server")
+    await store.approve("record", 2)
     assert await relay.push([await change(database, row, state=JobState.cancelled, hydrated=row.revision)])
     await relay.settle()
     assert [] == await claim(store)
@@ -263,7 +263,7 @@ async def test_a_change_is_brought_although_redis_was_just_away(
     link = Link(own_server.url)
     await create(link, namespace, shards, clock="test")
     store = Store(link, namespace=namespace, shards=shards, now=clock)
-    await store.approve("record", 1, "server")
+    await store.approve("record", 1)
     relay = Relay(database, store, horizon_ms=HORIZON_MS, generation=lambda: 1)
     rows = [promised(id_, namespace=namespace) for id_ in ("a", "b")]
     await commit(database, *rows)
@@ -280,7 +280,7 @@ async def test_a_change_is_brought_although_redis_was_just_away(
     # Until somebody looks whether the server is back, it is not asked.
     await eventually(brought)
     await relay.settle()
-    await store.approve("record", 1, "server")
+    await store.approve("record", 1)
     assert [] == await claim(store)
     await link.aclose()
 

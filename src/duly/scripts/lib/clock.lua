@@ -40,22 +40,48 @@ local function take_numbers(count)
   return first
 end
 
--- Shards with a record that were compared with it since this server began, and how far they have come.
--- It is in memory only, so a server that was started again, from whatever it has on disk, is not among them.
-local sound = {}
--- Names of this life of the server, for who compares; in memory only, too.
-local lives = {}
+-- The server itself, and what was approved of each shard with a record since it began: see approve.lua.  That is in
+-- memory only, so a server that was started again, from whatever it has on disk, or a promoted replica has none.
+local server = {approvals = {}}
+
+-- Its own time in whole milliseconds, which a test that moves its clock does not move.
+function server.ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+-- Changes with every promotion, so a former primary that comes back is not taken for what it was.
+function server.replication()
+  return string.match(redis.call('INFO', 'replication'), 'master_replid:(%w+)') or ''
+end
+
+function server.life()
+  local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)') or ''
+  return run .. '/' .. server.replication() .. '/' .. shard[EPOCH]
+end
+
+-- The approval of a shard, nil if the server is not the one that was compared, or was rolled back since.
+function server.approval(meta)
+  local found = server.approvals[meta]
+  if not found or sequence < found.sequence or shard[EPOCH] ~= found.epoch then return nil end
+  if found.replication ~= server.replication() then return nil end
+  return found
+end
 
 -- A shard that may have lost a part of its past hands nothing out: what it holds as waiting may have ended.
--- Who knows of a former `known` generation only, '' for none at all, has to look again, too.
+-- Whoever knows another generation than the `known` one, '' for none at all, has to look again, too.
 local function must_be_sound(known)
   if shard[RECORD] then
-    if sequence < (sound[key.meta] or math.huge) then
+    local found = server.approval(key.meta)
+    if not found then
       error({err = 'UNSOUND this queue has a record, and nobody has compared them since the server began'})
     end
-    sound[key.meta] = sequence
+    if server.ms() > found.until_ms then
+      error({err = 'UNSOUND nobody has asked the record lately whether another server took over'})
+    end
+    found.sequence = sequence
   end
   if known ~= '' and known ~= redis.call('HGET', key.meta, 'generation') then
-    error({err = 'UNSOUND this queue has lost a part of its memory since generation ' .. known .. ' of its record'})
+    error({err = 'UNSOUND another generation of this queue has begun since generation ' .. known .. ' of its record'})
   end
 end
