@@ -29,7 +29,7 @@ from tests.store.kit import claim
 
 #: Every crash point of these steps; those of the way to Redis and back have tests of their own.
 ENQUEUE = ["accept.written", "push.committed", "push.hydrated", "mark.written", "mark.committed"]
-AGREE = ["guard.raised", "guard.rechecked", "guard.approved"]
+AGREE = ["guard.raised", "guard.compared", "guard.approved"]
 RECONCILE = [f"reconcile.{kind}" for kind in Difference]
 
 

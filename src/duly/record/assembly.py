@@ -59,7 +59,7 @@ class WholeRecord(Record):
             UsageError: The URL is none of a database that can be a record.
         """
         database, clock = Database(url), Clock(store, horizon_ms)
-        leader = Leader(database, store.namespace)
+        leader = Leader(database, store.namespace, gained=self.hint)
         guard = Guard(database, store, hint=self.hint, works_alone=works_alone, leads=leader.leads)
         relay = Relay(
             database,

@@ -21,6 +21,8 @@ from duly.record.dialects import insert_absent
 from duly.record.tables import leaders
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sqlalchemy import Connection
 
     from duly.record.database import Database
@@ -49,9 +51,15 @@ class Leader:
 
     every_s = EVERY_S
 
-    def __init__(self, database: Database, namespace: str) -> None:
+    def __init__(
+        self, database: Database, namespace: str, *, gained: Callable[[], None] = lambda: None
+    ) -> None:
+        """
+        Prepare: *gained* is called when this process begins to lead.
+        """
         self._database = database
         self._namespace = namespace
+        self._gained = gained
         self._name = secrets.token_hex(8)
         self._leads_until_s = 0.0
         self._seen: Term | None = None
@@ -79,10 +87,12 @@ class Leader:
             partial(beat, namespace=self._namespace, name=self._name, silent=self._seen if is_over else None)
         )
         if found.holder == self._name:
-            if not self.leads():
-                log.debug("this process leads for namespace %r now", self._namespace)
+            led = self.leads()
             # From before it was asked: a follower begins to count no earlier than that.
             self._leads_until_s = asked_s + SILENT_S
+            if not led:
+                log.debug("this process leads for namespace %r now", self._namespace)
+                self._gained()
         else:
             self._leads_until_s = 0.0
         if found != self._seen:

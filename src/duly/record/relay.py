@@ -96,7 +96,7 @@ class Relay:
         Prepare: *generation* tells which one Redis belongs to, or None while nobody has found it sound.
 
         *agree* has it compared again where it lost something, unless somebody else sees to that.
-        *leads* says whether this one looks for rows by itself; others bring what is committed beside them.
+        *leads* says whether this one looks for rows by itself; others look where they know of a commit.
 
         Until then nothing is brought; what is due later than *horizon_ms* from now is not, either.
         """
@@ -112,9 +112,10 @@ class Relay:
         self._scan_s = min(scan_s, horizon_ms / 4000)
         self._limit = 100
         self._hinted = asyncio.Event()
+        self._busy = False  #: there may be more than the last look brought
         self._marks = Marks(database, store.namespace)
         self._notices = (
-            Notices(database, store.namespace, self.hint) if database.name == "postgresql" else None
+            Notices(database, store.namespace, self._hear) if database.name == "postgresql" else None
         )
 
     # -- straight after a commit --------------------------------------------------------------------------
@@ -222,6 +223,11 @@ class Relay:
         """
         self._hinted.set()
 
+    def _hear(self) -> None:
+        # All processes are told, and one is enough.
+        if self._leads():
+            self.hint()
+
     async def run(self, stop: asyncio.Event) -> None:
         """
         Look for rows until *stop* is set, however long Redis or the database is away.
@@ -254,12 +260,14 @@ class Relay:
 
     async def run_once(self) -> int:
         """
-        Bring one look's worth of rows, as the leader; where there were none, wait for a hint or for a while.
+        Bring one look's worth of rows, as the leader or after a hint; where there were none, wait for either.
 
         Raises:
             DulyError: Redis or the database is away.
         """
-        brought = await self.look() if self._leads() else 0
+        looks = self._leads() or self._hinted.is_set() or self._busy
+        brought = await self.look() if looks else 0
+        self._busy = brought > 0
         if not brought:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._scan_s):
