@@ -35,7 +35,7 @@ def database():
 async def test_what_writes_them_may_be_cancelled_at_any_moment_and_nobody_waits_for_it(database, turns):
     # The end of a loop cancels all tasks, those that have not begun, too.
     marks = Marks(database, "namespace")
-    marks.add(GIVEN, 1)
+    marks.add(GIVEN, 1, {})
     [writing] = asyncio.all_tasks() - {asyncio.current_task()}
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -46,11 +46,11 @@ async def test_what_writes_them_may_be_cancelled_at_any_moment_and_nobody_waits_
 
 async def test_they_are_written_after_that_as_ever(database):
     marks = Marks(database, "namespace")
-    marks.add(GIVEN, 1)
+    marks.add(GIVEN, 1, {})
     [writing] = asyncio.all_tasks() - {asyncio.current_task()}
     writing.cancel()
     await asyncio.wait([writing])
-    marks.add(GIVEN, 1)
+    marks.add(GIVEN, 1, {})
     async with asyncio.timeout(20):
         await marks.settle()
     assert 1 == database.times

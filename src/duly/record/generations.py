@@ -36,6 +36,7 @@ class Generation(NamedTuple):
     since_ms: int  #: by the queue's clock
     lives: tuple[str, ...]  #: of the server of each shard
     lost: tuple[int, ...]  #: shards that were behind the record when it began
+    renewed: int = 0  #: grows as long as its servers are approved
 
     def may_repeat(self, revision: int) -> bool:
         """
@@ -58,14 +59,17 @@ def last_generations(connection: Connection, namespace: str, limit: int = REMEMB
     """
     columns = generations.c
     found = connection.execute(
-        select(columns.generation, columns.record_id, columns.since_ms, columns.lives, columns.lost)
+        select(
+            *(columns.generation, columns.record_id, columns.since_ms),
+            *(columns.lives, columns.lost, columns.renewed),
+        )
         .where(columns.namespace == namespace)
         .order_by(columns.generation.desc())
         .limit(limit)
     )
     return [
-        Generation(number, record_id, since_ms, tuple(json.loads(lives)), tuple(json.loads(lost)))
-        for number, record_id, since_ms, lives, lost in found
+        Generation(number, record_id, since_ms, tuple(json.loads(lives)), tuple(json.loads(lost)), renewed)
+        for number, record_id, since_ms, lives, lost, renewed in found
     ]
 
 
@@ -120,6 +124,7 @@ def _begin(connection: Connection, namespace: str, made: Generation, reason: str
         "reason": reason[:REASON],
         "lives": json.dumps(made.lives),
         "lost": json.dumps(made.lost),
+        "renewed": 0,
         "back_pass": 1 if made.lost else None,
         "back_from_ms": made.since_ms - OVERDUE_MS,
         "back_ms": made.since_ms - OVERDUE_MS,
@@ -133,6 +138,20 @@ def _begin(connection: Connection, namespace: str, made: Generation, reason: str
     insert_absent(connection, generations, [row])
     # Asked, not counted: not every database tells.
     return made in last_generations(connection, namespace, 1)
+
+
+def renew(connection: Connection, namespace: str, number: int) -> bool:
+    """
+    Note that the servers of a generation are approved; False if a later one has begun.
+    """
+    columns = generations.c
+    connection.execute(
+        update(generations)
+        .where(columns.namespace == namespace, columns.generation == number)
+        .values(renewed=columns.renewed + 1)
+    )
+    newest = newest_generation(connection, namespace)
+    return newest is not None and newest.number == number
 
 
 def still_counts(connection: Connection, namespace: str, generation: int) -> bool:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
 from duly.errors import RecordUnavailable, ServerUnsuitable, StoreUnavailable
 from duly.feed import EventsLost, Feed
 from duly.record.crashpoints import crash_point
-from duly.record.generations import first_generation, has_rows, last_generations, next_generation
+from duly.record.generations import first_generation, has_rows, last_generations, next_generation, renew
 from duly.record.keys import KeptKeys
 from duly.record.watermarks import heard_of
 
@@ -33,6 +34,8 @@ SETTLE_S = 1.0
 APPROVED_MS = 2_000  #: how long an approval lasts: so long a server that was replaced may go on
 RENEWED_MS = 1_200  #: it is renewed when less than this is left of it
 EVERY_S = 0.4
+#: A server that was replaced counts again, once it was compared, if no other was approved for so long.
+SILENT_S = 5.0
 
 
 class Guard:
@@ -68,6 +71,8 @@ class Guard:
         self._keys = KeptKeys(database, store.namespace)
         self._one_at_a_time = asyncio.Lock()
         self._alone = False
+        self._seen = (0, 0)  #: how often the newest generation was renewed
+        self._seen_s = 0.0  #: when that was something else for the last time
 
     @property
     def current(self) -> Generation | None:
@@ -153,17 +158,24 @@ class Guard:
             return await self._first(lives)
         newest = found[0]
         self._check_record(newest, lives)
-        names = tuple(life.name for life in lives)
         if _are_of(lives, newest):
-            return newest
-        for shard, name in enumerate(names):
-            then = {earlier.lives[shard] for earlier in found if shard < len(earlier.lives)}
-            if len(newest.lives) == len(names) and newest.lives[shard] != name and name in then:
-                raise StoreUnavailable(
-                    f"the server at {self._store.link.place} was replaced by another one, which goes on with "
-                    f"namespace {self._store.namespace!r}: it hands out nothing any more; connect to that one"
-                )
+            going_on = partial(renew, namespace=self._store.namespace, number=newest.number)
+            return newest if await self._database.write(going_on) else None
+        if _were_replaced([life.name for life in lives], found) and self._is_alive(newest):
+            raise StoreUnavailable(
+                f"the server at {self._store.link.place} was replaced by another one, which goes on with "
+                f"namespace {self._store.namespace!r}: it hands out nothing any more; connect to that one"
+            )
         return await self._compare(newest, lives)
+
+    def _is_alive(self, newest: Generation) -> bool:
+        """
+        Return whether the servers of a generation were approved lately, by whatever process.
+        """
+        seen = (newest.number, newest.renewed)
+        if seen != self._seen:
+            self._seen, self._seen_s = seen, time.monotonic()
+        return time.monotonic() - self._seen_s < SILENT_S
 
     def _check_record(self, newest: Generation, lives: Sequence[Life]) -> None:
         if any(life.record_id not in ("", newest.record_id) for life in lives):
@@ -239,6 +251,19 @@ class Guard:
                 if error.first is None:
                     lost.setdefault(shard, str(error))
         return lost
+
+
+def _were_replaced(names: Sequence[str], found: Sequence[Generation]) -> bool:
+    """
+    Return whether one of the servers counted once, in this life, and another one has counted since.
+    """
+    newest, *earlier = found
+    if len(newest.lives) != len(names):
+        return False
+    return any(
+        name != newest.lives[shard] and any(name in each.lives[shard : shard + 1] for each in earlier)
+        for shard, name in enumerate(names)
+    )
 
 
 def _are_of(lives: Sequence[Life], generation: Generation) -> bool:

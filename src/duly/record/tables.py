@@ -138,6 +138,7 @@ generations = Table(
     Column("reason", String(400), nullable=False),
     Column("lives", Text, nullable=False),  # the life of each shard's server, a list in JSON
     Column("lost", Text, nullable=False),  # shards that were behind the record, a list in JSON
+    Column("renewed", BigInteger, nullable=False),  # grows as long as its servers are approved
     # How far open rows of those shards were brought back: 1 for those due from `back_from_ms` on, then 2 for
     # those before, NULL once all were; behind which row; and how many.
     Column("back_pass", SmallInteger),

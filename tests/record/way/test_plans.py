@@ -59,7 +59,7 @@ def test_marks_and_outcomes_look_up_each_row_by_its_key(connection, namespace):
     insert_absent(connection, jobs, [row._asdict() for row in rows])
     explained = Explained(connection)
     some = rows[:100]
-    mark(explained, namespace, [(row.key, row.revision) for row in some], 1)
+    mark(explained, namespace, [(row.key, row.revision) for row in some], 1, {})
     runs = [
         EndedRun(row.key, row.revision, at, "acked", JobState.succeeded, 1, 1, 0, "w", NOW, NOW, 0, b"1")
         for at, row in enumerate(some)

@@ -51,6 +51,7 @@ def upgrade() -> None:
         for column in (
             sa.Column("lives", sa.Text, nullable=False, server_default="[]"),
             sa.Column("lost", sa.Text, nullable=False, server_default="[]"),
+            sa.Column("renewed", sa.BigInteger, nullable=False, server_default="0"),
             sa.Column("back_pass", sa.SmallInteger),
             sa.Column("back_from_ms", sa.BigInteger, nullable=False, server_default="0"),
             sa.Column("back_ms", sa.BigInteger, nullable=False, server_default="0"),
