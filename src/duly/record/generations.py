@@ -8,7 +8,7 @@ import json
 import secrets
 from typing import TYPE_CHECKING, NamedTuple
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 
 from duly.record.dialects import insert_absent
 from duly.record.tables import generations, jobs, positions, watermarks
@@ -160,12 +160,9 @@ def still_counts(connection: Connection, namespace: str, generation: int) -> boo
     """
     connection.execute(_first(namespace).with_for_update(read=True))
     columns = generations.c
-    newest = connection.scalar(
-        select(columns.generation)
-        .where(columns.namespace == namespace)
-        .order_by(columns.generation.desc())
-        .limit(1)
-    )
+    newest = connection.execute(
+        select(func.max(columns.generation)).where(columns.namespace == namespace)
+    ).scalar()
     return newest is None or newest <= generation
 
 
