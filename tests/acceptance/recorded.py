@@ -106,7 +106,19 @@ class Campaign:
 
     async def flush(self) -> None:
         self.lost_queue("FLUSHALL")
+        # What ran while the database was away is not written yet, and its worker may be killed next.
+        self.in_doubt += await self._unwritten()
         await (await self.rig.app.store()).link.call("FLUSHALL")
+
+    async def _unwritten(self) -> int:
+        """
+        How many jobs ran to the end whose rows do not say so.
+        """
+        finished = {(line.topic, line.id) for line in self.rig.ledger.read("finished")}
+        record = await self.rig.app.record()
+        statement = select(jobs.c.topic, jobs.c.id).where(jobs.c.state == JobState.scheduled)
+        rows = await self.patient.ask(lambda: record.database.read(lambda c: c.execute(statement).all()))
+        return len(finished & {tuple(row) for row in rows})
 
     def keep_snapshot(self) -> None:
         shutil.copytree(self.rig.server.dir / "appendonlydir", self.rig.server.dir / "kept")
