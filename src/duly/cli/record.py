@@ -40,8 +40,8 @@ def migrate(as_json: bool) -> int:
     """
     from duly.record import schema
 
-    url, _ = record_of()
-    before, now = schema.migrate(url)
+    target, _ = record_of()
+    before, now = schema.migrate(target)
     if as_json:
         print_json({"before": before, "version": now})
     elif before == now:
@@ -60,8 +60,8 @@ def check(as_json: bool) -> int:
     """
     from duly.record import schema
 
-    url, _ = record_of()
-    found = schema.check(url)
+    target, _ = record_of()
+    found = schema.check(target)
     if as_json:
         print_json({"version": schema.newest(), "problems": found})
     else:
@@ -81,8 +81,8 @@ def grants(role: str) -> int:
     """
     from duly.record import schema
 
-    url, _ = record_of()
-    for statement in schema.grants(url, role):
+    target, _ = record_of()
+    for statement in schema.grants(target, role):
         click.echo(statement)
     return OK
 
@@ -98,8 +98,8 @@ def partitions(as_json: bool) -> int:
     """
     from duly.record import schema
 
-    url, _ = record_of()
-    found = schema.partitions(url)
+    target, _ = record_of()
+    found = schema.partitions(target)
     if as_json:
         for table, part, rows in found:
             print_json_line({"table": table, "part": part, "rows": rows})
@@ -141,8 +141,8 @@ def export(form: str, topics: tuple[str, ...], states: tuple[str, ...]) -> int:
     from duly.job import JobState
     from duly.record.export import FIELDS, cells, document, rows
 
-    url, namespace = record_of()
-    found = rows(url, namespace, topics=topics, states=[JobState[state] for state in states])
+    target, namespace = record_of()
+    found = rows(target, namespace, topics=topics, states=[JobState[state] for state in states])
     if form == "ndjson":
         for row in found:
             print_json_line(document(row))

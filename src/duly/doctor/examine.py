@@ -37,7 +37,7 @@ async def examine(flags: Mapping[str, Any], environ: Mapping[str, str] = os.envi
     if settings.remote:
         findings.append(await _service(settings))
         return findings
-    told = await asyncio.to_thread(record.tables, settings.record)
+    told = await asyncio.to_thread(record.tables, settings)
     if told is not None:
         findings.append(told)
     if settings.url is None:

@@ -21,6 +21,7 @@ from duly.record.reconcile import Reconciler
 from duly.record.record import Record
 from duly.record.relay import Relay
 from duly.record.retention import Retention
+from duly.record.searchpath import within_schema
 from duly.record.sessions import Home
 from duly.record.upkeep import Upkeep
 from duly.record.views import RecordViews
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from duly.job import Order, Placed
     from duly.record.reconcile import Report
     from duly.record.sessions import AnySession
+    from duly.record.target import AnyTarget
 
     T = TypeVar("T")
 
@@ -46,14 +48,14 @@ class WholeRecord(Record):
 
     guard: Guard
 
-    def __init__(self, url: str, store: Store, *, horizon_ms: int, keep_ms: int) -> None:
+    def __init__(self, source: AnyTarget, store: Store, *, horizon_ms: int, keep_ms: int) -> None:
         """
         Prepare; connects to nothing yet.
 
         Raises:
-            UsageError: The URL is none of a database that can be a record.
+            UsageError: It is no database that can be a record.
         """
-        database, clock = Database(url), Clock(store, horizon_ms)
+        database, clock = Database(source), Clock(store, horizon_ms)
         guard = Guard(database, store, hint=self.hint)
         relay = Relay(
             database,
@@ -118,7 +120,10 @@ class WholeRecord(Record):
             self._home.check(connection)
             return work(connection)
 
-        return await super()._within(session, at_home)
+        schema = self.database.target.schema
+        if schema is None:
+            return await super()._within(session, at_home)
+        return await super()._within(session, lambda connection: within_schema(connection, schema, at_home))
 
     def generation(self) -> int | None:
         """

@@ -103,9 +103,7 @@ class Relay:
         self._limit = 100
         self._hinted = asyncio.Event()
         self._marks = Marks(database, store.namespace)
-        self._notices = (
-            Notices(database, store.namespace, self.hint) if database.name == "postgresql" else None
-        )
+        self._notices = Notices(database, store.namespace, self.hint) if database.listen_url else None
 
     # -- straight after a commit --------------------------------------------------------------------------
 
