@@ -97,21 +97,23 @@ async def test_a_record_works_on_the_pool_of_every_driver(valkey, namespace, mig
 async def test_a_session_of_the_engine_that_was_handed_in_is_at_home(
     valkey, namespace, migrated_url, make, driver
 ):
-    async with engine_of(make, named(migrated_url, driver)) as engine:
-        async with Duly(valkey.url, namespace=namespace, record=engine) as app:
-            mail = with_mail(app)
-            await app.record()
-            for ending in ("rollback", "commit"):
-                if make is create_engine:
-                    with Session(engine) as session:
-                        job = await app.enqueue(mail.job(1), id="one", delay=60, session=session)
-                        getattr(session, ending)()
-                else:
-                    async with AsyncSession(engine) as session:
-                        job = await app.enqueue(mail.job(1), id="one", delay=60, session=session)
-                        await getattr(session, ending)()
-                [found] = await (await app.views()).get_many([job.key])
-                assert (ending == "commit") is (found is not None)
+    async with (
+        engine_of(make, named(migrated_url, driver)) as engine,
+        Duly(valkey.url, namespace=namespace, record=engine) as app,
+    ):
+        mail = with_mail(app)
+        await app.record()
+        for ending in ("rollback", "commit"):
+            if make is create_engine:
+                with Session(engine) as session:
+                    job = await app.enqueue(mail.job(1), id="one", delay=60, session=session)
+                    getattr(session, ending)()
+            else:
+                async with AsyncSession(engine) as session:
+                    job = await app.enqueue(mail.job(1), id="one", delay=60, session=session)
+                    await getattr(session, ending)()
+            [found] = await (await app.views()).get_many([job.key])
+            assert (ending == "commit") is (found is not None)
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,14 @@ Where a record is, and how it is reached: a schema of PostgreSQL, poolers, pools
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import threading
+import shutil
 from contextlib import closing
 from functools import partial
 
 import psycopg
 import psycopg2
 import pytest
-from alembic import command
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -22,8 +20,8 @@ from sqlalchemy.orm import Session
 
 from duly import Duly, JobState, UsageError
 from duly.cli.main import main
-from duly.errors import JobExists, LayoutMismatch, RecordUnavailable, ServerUnsuitable
-from duly.record import include_name, lend, schema
+from duly.errors import JobExists, RecordUnavailable, ServerUnsuitable
+from duly.record import lend, schema
 from duly.record.database import Database
 from duly.record.notices import Notices
 from duly.record.target import Target
@@ -32,7 +30,6 @@ from tests.databases import MariaDB, PostgreSQL
 from tests.eventually import eventually
 from tests.pgbouncer import pgbouncer
 from tests.record.test_engines import engine_of, named, verbs, with_mail
-from tests.record.working import working
 
 HERE = "jobs_here"  #: a schema
 
@@ -84,7 +81,8 @@ def test_tables_in_another_schema_are_pointed_at(url, in_schema):
     [sentence] = schema.check(url)
     assert sentence == (
         "the record has no tables in the schemas of its search path, but there are some in 'jobs_here': say "
-        "record_schema='jobs_here' (DULY_RECORD_SCHEMA=jobs_here) to use those, or make new ones: duly record migrate"
+        "record_schema='jobs_here' (DULY_RECORD_SCHEMA=jobs_here) to use those, or make new ones: "
+        "duly record migrate"
     )
     execute(url, "CREATE SCHEMA empty")
     [sentence] = schema.check(Target(url, schema="empty"))
@@ -378,7 +376,7 @@ def encrypted(request):
         path = server.dir / name
         path.chmod(0o600 if name == "s.key" else 0o644)
         if server.user:
-            __import__("shutil").chown(path, server.user)
+            shutil.chown(path, server.user)
     server.dir.chmod(0o755)
     server.start()
     yield server

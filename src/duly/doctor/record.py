@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from duly.store import Store
 
 CHECK = "record"
+ITS_QUEUE = "queue of the record"
 
 
 def tables(settings: Settings) -> Finding | None:
@@ -41,6 +42,22 @@ def tables(settings: Settings) -> Finding | None:
     if found:
         return Finding(CHECK, "problem", "; ".join(found), schema.MIGRATE)
     return Finding(CHECK, "ok", f"its tables fit, at version {schema.newest()}")
+
+
+async def identity(settings: Settings, store: Store) -> Finding:
+    """
+    Whether the queue belongs to the record of the settings.
+
+    Raises:
+        DulyError: One of them cannot be asked.
+    """
+    from duly.record.identity import stranger  # noqa: PLC0415  # packages that need not be there
+    from duly.record.target import Target  # noqa: PLC0415
+
+    found = await stranger(store, Target.of(settings))
+    if found is not None:
+        return Finding(ITS_QUEUE, "problem", found, "correct record or namespace in the settings")
+    return Finding(ITS_QUEUE, "ok", "the queue and the record belong together")
 
 
 async def request_keys(settings: Settings, store: Store, callers: Iterable[str]) -> Used:
