@@ -82,7 +82,7 @@ log = logging.getLogger("duly.settings")
 
 _warned: set[str] = set()  #: unknown variables, each told of once
 
-FEWEST_CONNECTIONS = 2  #: to the record, at once
+FEWEST_CONNECTIONS = 3  #: to the record, at once
 
 _POOL = (defaults.RECORD_POOL_SIZE, defaults.RECORD_MAX_OVERFLOW)
 _SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}")
@@ -299,7 +299,7 @@ class Settings:
         if self.record_pool_size + self.record_max_overflow < FEWEST_CONNECTIONS:
             raise UsageError(
                 f"record_pool_size and record_max_overflow must be at least {FEWEST_CONNECTIONS} together: "
-                "one connection waits while rows are brought to the queue, and calls need another"
+                "two may wait for the queue with a transaction open, and calls need another"
             )
         if self.record_schema is not None and not _SCHEMA.fullmatch(self.record_schema):
             raise UsageError(

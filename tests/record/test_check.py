@@ -14,8 +14,10 @@ from sqlalchemy.engine import make_url
 
 from duly import Duly
 from duly.cli.main import main
+from duly.doctor.record import tables
 from duly.record import schema
 from duly.record.database import sync_engine
+from duly.settings import Settings
 
 
 def execute(url, *statements):
@@ -36,12 +38,18 @@ def migrated(record_url):
     return record_url
 
 
+def examine_record(url):
+    return tables(Settings(record=url))
+
+
 def test_a_missing_index_is_made_by_the_statement_that_is_said(migrated):
     indexes = {"duly_jobs_relay": "duly_jobs", "duly_attempts_ended": "duly_attempts"}
     for name, table in indexes.items():
         execute(migrated, f"DROP INDEX {name}" + (f" ON {table}" if migrated.startswith("mysql") else ""))
     found = schema.check(migrated)
     assert sorted(indexes) == sorted(sentence.split()[1] for sentence in found)
+    told = examine_record(migrated)
+    assert ("problem", "do what it says") == (told.level, told.remedy)
     execute(migrated, *(sentence.partition("read: ")[2] for sentence in found))
     assert [] == schema.check(migrated)
 
@@ -52,6 +60,7 @@ def test_an_older_version_is_brought_up_to_date_by_what_is_said(migrated):
     assert (
         f"the record is at version 0001, this duly needs {schema.newest()}: duly record migrate" == sentence
     )
+    assert "duly record migrate" == examine_record(migrated).remedy
     assert ("0001", schema.newest()) == schema.migrate(migrated)
     assert [] == schema.check(migrated)
 

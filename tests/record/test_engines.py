@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import threading
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from uuid import uuid4
 
 import pytest
@@ -21,6 +22,7 @@ from duly import Duly, JobState, UsageError
 from duly.errors import RecordUnavailable, ServerUnsuitable
 from duly.record import schema
 from duly.record.database import Database
+from tests.databases import MariaDB, PostgreSQL
 from tests.pgbouncer import pgbouncer
 from tests.record.working import working
 
@@ -148,14 +150,44 @@ async def test_an_engine_behind_a_pooler_will_do(valkey, namespace, postgresql, 
     postgresql.drop(url)
 
 
+def begin_by_handlers(engine):
+    """
+    Begin transactions as SQLAlchemy's page on SQLite says, for savepoints.
+    """
+    event.listen(engine, "connect", lambda found, _: setattr(found, "isolation_level", None))
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+
+
 @pytest.mark.parametrize("migrated_url", ["sqlite"], indirect=True)
 async def test_handlers_that_begin_transactions_of_sqlite_may_stay(valkey, namespace, migrated_url):
     async with engine_of(create_engine, migrated_url) as engine:
-        # As SQLAlchemy has it written for savepoints.
-        event.listen(engine, "connect", lambda found, _: setattr(found, "isolation_level", None))
-        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+        begin_by_handlers(engine)
         async with Duly(valkey.url, namespace=namespace, record=engine, horizon="1m") as app:
             await verbs(app, with_mail(app))
+
+
+@pytest.mark.parametrize("migrated_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("begun", [False, True], ids=["plain", "begun by a handler"])
+@pytest.mark.parametrize(
+    ("make", "driver"), [(create_engine, "pysqlite"), (create_async_engine, "aiosqlite")]
+)
+async def test_transactions_of_sqlite_begin_as_those_of_a_writer(migrated_url, make, driver, begun):
+    async with engine_of(make, named(migrated_url, driver)) as engine:
+        if begun:
+            begin_by_handlers(getattr(engine, "sync_engine", engine))
+        database = Database(engine)
+
+        def others_may_write(_):
+            with closing(sqlite3.connect(make_url(migrated_url).database, timeout=0)) as other:
+                try:
+                    other.execute("BEGIN IMMEDIATE")
+                except sqlite3.OperationalError:
+                    return False
+            return True
+
+        assert not await database.write(others_may_write)
+        assert await database.read(others_may_write)
+        await database.aclose()
 
 
 @on_postgresql
@@ -399,6 +431,40 @@ async def test_a_database_that_does_not_exist_is_named(migrated_url, make, drive
         with pytest.raises(ServerUnsuitable, match='"nowhere" does not exist'):
             await database.read(lambda connection: connection.scalar(text("SELECT 1")))
         await database.aclose()
+
+
+# -- outages ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("server", "make", "driver"),
+    [
+        (PostgreSQL, create_engine, "psycopg"),
+        (PostgreSQL, create_engine, "psycopg2"),
+        (PostgreSQL, create_async_engine, "psycopg"),
+        (PostgreSQL, create_async_engine, "asyncpg"),
+        (MariaDB, create_engine, "pymysql"),
+        (MariaDB, create_async_engine, "asyncmy"),
+    ],
+)
+async def test_a_worker_outlives_its_database_on_every_driver(valkey, namespace, server, make, driver):
+    server = server()
+    server.start()
+    try:
+        async with (
+            engine_of(make, named(server.migrated(), driver)) as engine,
+            Duly(valkey.url, namespace=namespace, record=engine, horizon="1m") as app,
+        ):
+            mail = with_mail(app)
+            async with working(app):
+                assert 2 == await (await app.enqueue(mail.job(1))).result(timeout=60)
+                server.kill()
+                with pytest.raises(RecordUnavailable):
+                    await app.enqueue(mail.job(2))
+                server.start()
+                assert 4 == await (await app.enqueue(mail.job(3))).result(timeout=60)
+    finally:
+        server.stop()
 
 
 # -- migrations -------------------------------------------------------------------------------------------

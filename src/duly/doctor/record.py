@@ -40,7 +40,8 @@ def tables(settings: Settings) -> Finding | None:
             CHECK, "problem", str(error), "see that it runs and that the address is right: --record"
         )
     if found:
-        return Finding(CHECK, "problem", "; ".join(found), schema.MIGRATE)
+        migrate = all(each.endswith(schema.MIGRATE) for each in found)
+        return Finding(CHECK, "problem", "; ".join(found), schema.MIGRATE if migrate else "do what it says")
     return Finding(CHECK, "ok", f"its tables fit, at version {schema.newest()}")
 
 

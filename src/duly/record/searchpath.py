@@ -102,8 +102,8 @@ def tables_elsewhere(connection: Connection) -> str | None:
     here = f"schema {schema!r}" if schema is not None else "the schemas of its search path"
     there = " and ".join(repr(each) for each in found)
     return (
-        f"the record has no tables in {here}, but there are some in {there}: say record_schema={found[0]!r} "
-        f"(DULY_RECORD_SCHEMA={found[0]}) to use those, or make new ones: duly record migrate"
+        f"the record has no tables in {here}, but there are some in {there}: make new ones with "
+        f"duly record migrate, or use those with record_schema={found[0]!r} (DULY_RECORD_SCHEMA={found[0]})"
     )
 
 
