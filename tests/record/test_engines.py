@@ -190,8 +190,16 @@ async def test_transactions_of_sqlite_begin_as_those_of_a_writer(migrated_url, m
         await database.aclose()
 
 
-@on_postgresql
-@pytest.mark.parametrize(("make", "driver"), [(create_engine, "psycopg2"), (create_async_engine, "asyncpg")])
+@pytest.mark.parametrize(
+    ("migrated_url", "make", "driver"),
+    [
+        ("postgresql", create_engine, "psycopg2"),
+        ("postgresql", create_async_engine, "asyncpg"),
+        ("mariadb", create_engine, "pymysql"),
+        ("mariadb", create_async_engine, "asyncmy"),
+    ],
+    indirect=["migrated_url"],
+)
 async def test_an_engine_that_commits_each_statement_is_made_to_keep_transactions(migrated_url, make, driver):
     async with engine_of(make, named(migrated_url, driver), isolation_level="AUTOCOMMIT") as engine:
         database = Database(engine)
@@ -202,9 +210,36 @@ async def test_an_engine_that_commits_each_statement_is_made_to_keep_transaction
 
         with pytest.raises(LookupError):
             await database.write(insert_and_fail)
+        if migrated_url.startswith("postgresql"):
+            level = text("SHOW transaction_isolation")
+            assert "read committed" == await database.read(lambda connection: connection.scalar(level))
         count = text("SELECT count(*) FROM duly_api_keys")
         assert 0 == await database.read(lambda connection: connection.scalar(count))
         await database.aclose()
+
+
+@pytest.mark.parametrize(
+    ("migrated_url", "driver"),
+    [("postgresql", "psycopg2"), ("mariadb", "pymysql")],
+    indirect=["migrated_url"],
+)
+async def test_a_transaction_sees_what_others_commit_meanwhile(migrated_url, driver):
+    async with engine_of(
+        create_engine, named(migrated_url, driver), isolation_level="REPEATABLE READ"
+    ) as engine:
+        database, count = Database(engine), text("SELECT count(*) FROM duly_positions")
+
+        def look_twice(connection):
+            first = connection.scalar(count)
+            with engine.begin() as other:
+                other.execute(text("INSERT INTO duly_positions VALUES ('n', 1, 'e', 1, 'n', 1)"))
+            return first, connection.scalar(count)
+
+        assert (0, 1) == await database.read(look_twice)
+        await database.aclose()
+        # The application's own transactions are as it made them.
+        with engine.connect() as connection:
+            assert "REPEATABLE READ" == connection.get_isolation_level()
 
 
 # -- event loops ------------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sqlalchemy import event
+
 from duly.errors import UsageError
 from duly.forks import at_fork
 from duly.record.dialects import begin_in_sqlite
@@ -52,7 +54,20 @@ def view_of(engine: Engine) -> Engine:
     if engine.dialect.name == "sqlite":
         return engine.execution_options(**{_BEGINS: True})
     # Others would read rows as they were when the transaction began, or commit every statement by itself.
-    return engine.execution_options(isolation_level="READ COMMITTED")
+    if engine.dialect.name == "postgresql":
+        return engine.execution_options(isolation_level="READ COMMITTED")
+    view = engine.execution_options()
+    event.listen(view, "begin", _begin_in_mariadb)
+    return view
+
+
+def _begin_in_mariadb(connection: Connection) -> None:
+    # Of one transaction.  To set it for a connection takes statements before and after each one, where a lost
+    # connection is not told apart from other errors.
+    connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+    driver: Any = connection.connection.driver_connection
+    if driver.get_autocommit():
+        connection.exec_driver_sql("START TRANSACTION")
 
 
 def begin_anew(connection: Connection) -> None:
