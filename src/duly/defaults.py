@@ -23,6 +23,8 @@ KEEP_SUCCEEDED_MS = 24 * HOUR_MS
 KEEP_SUCCEEDED_BYTES = 256 * MIB
 KEEP_DEAD_MS = 14 * 24 * HOUR_MS
 KEEP_DEAD_BYTES = 256 * MIB
+RECORD_POOL_SIZE = 5  #: connections to the record's database that a process keeps
+RECORD_MAX_OVERFLOW = 5  #: connections beyond that, closed when they are given back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ import difflib
 import logging
 import os
 import re
+import sys
 import tomllib
 import typing
 from dataclasses import dataclass, field, fields
@@ -30,6 +31,13 @@ from duly.newjob import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+
+    from sqlalchemy import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    RecordSource: TypeAlias = str | Engine | AsyncEngine
+else:
+    RecordSource = Any  # the fields are read at run time, where SQLAlchemy need not be installed
 
 Durability: TypeAlias = Literal["always", "everysec"]
 Role: TypeAlias = Literal["auto", "leader", "follower"]
@@ -74,6 +82,10 @@ log = logging.getLogger("duly.settings")
 
 _warned: set[str] = set()  #: unknown variables, each told of once
 
+FEWEST_CONNECTIONS = 3  #: to the record, at once
+
+_POOL = (defaults.RECORD_POOL_SIZE, defaults.RECORD_MAX_OVERFLOW)
+_SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}")
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,50}")
 _API_KEY = re.compile(r"[\x21-\x7e]{1,1000}")
 _SIZE = re.compile(r"([0-9]{1,18}) *(B|KiB|MiB|GiB)?")
@@ -101,9 +113,17 @@ class Settings:
     namespace: str = "duly"  #: begins every key; two namespaces never meet
     shards: int = 1  #: fixed when the namespace is created
 
-    record: str | None = field(
+    record: RecordSource | None = field(
         default=None, repr=False
-    )  #: URL of a database that remembers what was promised (may hold a password)
+    )  #: URL of a database that remembers what was promised (may hold a password); in Python also an engine
+    record_schema: str | None = None  #: PostgreSQL schema of its tables; None means that of the search path
+    record_pool_size: int = (
+        defaults.RECORD_POOL_SIZE
+    )  #: connections that a process keeps, to PostgreSQL and MariaDB
+    record_max_overflow: int = defaults.RECORD_MAX_OVERFLOW  #: connections beyond that, closed after use
+    record_listen: str | None = field(
+        default=None, repr=False
+    )  #: where the record is behind a pooler: a URL without it, to hear of commits (may hold a password)
     horizon_ms: int = 24 * HOUR_MS  #: with a record: what is due later waits in the database
 
     # Who does what, and when
@@ -155,6 +175,15 @@ class Settings:
         Whether the URL is that of an HTTP service, rather than that of the queue's own server.
         """
         return self.url is not None and self.url.lower().startswith(("http://", "https://"))
+
+    @property
+    def record_url(self) -> str | None:
+        """
+        The URL of the record, for other processes; of an engine that was handed in, what it says of itself.
+        """
+        if self.record is None or isinstance(self.record, str):
+            return self.record
+        return self.record.url.render_as_string(hide_password=False)
 
     @property
     def heartbeat_ms(self) -> int:
@@ -226,10 +255,7 @@ class Settings:
             raise UsageError(
                 "api_key must be printable ASCII without spaces, as `duly keys create` prints it"
             )
-        if self.record is not None and "://" not in self.record:
-            raise UsageError(
-                "record must look like sqlite:///path/to/file, postgresql://user@host/name or mysql://user@host/name"
-            )
+        self._check_record()
         parse_allow(self.callback_allow)
         for name, words in (("durability", get_args(Durability)), ("role", get_args(Role))):
             if getattr(self, name) not in words:
@@ -251,6 +277,35 @@ class Settings:
         for name in ("timer_scan_ms", "recover_scan_ms", "block_ms"):
             if getattr(self, name) < 10:
                 raise UsageError(f"{name}={getattr(self, name)} would keep the server busy; use at least 10")
+
+    def _check_record(self) -> None:
+        if isinstance(self.record, str):
+            if "://" not in self.record:
+                raise UsageError(
+                    "record must look like sqlite:///path/to/file, postgresql://user@host/name or "
+                    "mysql://user@host/name"
+                )
+        elif self.record is not None:
+            _parse_record(self.record)
+            if (self.record_pool_size, self.record_max_overflow) != _POOL:
+                raise UsageError(
+                    "record_pool_size and record_max_overflow are not for an engine, which has a pool of its "
+                    "own: say pool_size and max_overflow where it is created"
+                )
+        if self.record_pool_size < 1:
+            raise UsageError(f"record_pool_size={self.record_pool_size} must be at least 1")
+        if self.record_max_overflow < 0:
+            raise UsageError(f"record_max_overflow={self.record_max_overflow} must be at least 0")
+        if self.record_pool_size + self.record_max_overflow < FEWEST_CONNECTIONS:
+            raise UsageError(
+                f"record_pool_size and record_max_overflow must be at least {FEWEST_CONNECTIONS} together: "
+                "two may wait for the queue with a transaction open, and calls need another"
+            )
+        if self.record_schema is not None and not _SCHEMA.fullmatch(self.record_schema):
+            raise UsageError(
+                f"record_schema={self.record_schema!r} must be 1 to 63 of the characters A-Z a-z 0-9 _ $, "
+                "and not begin with a digit"
+            )
 
     def _check_together(self) -> None:
         if self.record is not None and self.remote:
@@ -350,6 +405,31 @@ def _parse_secret(value: object) -> str:
     return value
 
 
+def _parse_record(value: object) -> Any:
+    """
+    Return a URL, or an engine of SQLAlchemy.
+
+    Raises:
+        UsageError: It is neither; it is not repeated, for it may hold a password.
+    """
+    if isinstance(value, str) or _is_engine(value):
+        return value
+    raise UsageError(
+        "record must be a URL, or an Engine or AsyncEngine of SQLAlchemy, and not of type "
+        f"{type(value).__name__!r}"
+    )
+
+
+def _is_engine(value: object) -> bool:
+    # Whoever has made one has imported these.
+    kinds = (("sqlalchemy", "Engine"), ("sqlalchemy.ext.asyncio", "AsyncEngine"))
+    return any(
+        isinstance(value, getattr(sys.modules[module], name))
+        for module, name in kinds
+        if module in sys.modules
+    )
+
+
 def _parse_backoff(value: object) -> Any:
     if isinstance(value, str):
         try:
@@ -387,6 +467,7 @@ def _keys() -> dict[str, tuple[str, Callable[[object], Any]]]:
     for name in ("callback_secrets", "callback_allow", "trusted_proxies"):
         table[name] = name, _parse_texts
     table["backoff"] = "backoff", _parse_backoff
+    table["record"] = "record", _parse_record
     return table
 
 

@@ -10,6 +10,7 @@ import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import psycopg
 import pyarrow as pa
 import pytest
 
@@ -20,8 +21,10 @@ from duly.job import JobKey, JobState
 from duly.newjob import NewJob
 from duly.record.relay import Relay
 from duly.record.schema import migrate
+from duly.record.target import Target
 from duly.spark.columns import arrow
 from duly.spark.options import WriteOptions, read_options
+from duly.spark.reconcile.sources import RecordRows
 from duly.spark.schedule import schedule
 from duly.spark.writer import JobWriter, Written, enqueue_rows
 from duly.views import Views
@@ -97,6 +100,24 @@ async def test_what_is_due_soon_is_in_both_and_the_rest_in_the_record_alone(spar
         # Said in the record as well: nobody takes it there again.
         assert (row.revision, None) == (row.hydrated, row.relay_ms)
         assert (row.revision, row.due_ms, row.payload) == (job.revision, job.due_ms, job.payload)
+
+
+async def test_rows_are_written_to_and_read_from_a_schema(spark, queue, postgresql):
+    url = postgresql.fresh()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA jobs")
+    migrate(Target(url, schema="jobs"))
+    given = queue.options | {"topic": "mail", "record": url, "record_schema": "jobs"}
+    report = await asyncio.to_thread(schedule, frame(spark, hour(7)), **given)
+    assert (7, 0, 0, 0) == counts(report)
+    spark.dataSource.register(RecordRows)
+    read = spark.read.format("duly.record").options(
+        record=url, record_schema="jobs", namespace=queue.namespace
+    )
+    assert 7 == await asyncio.to_thread(lambda: read.load().count())
+    with psycopg.connect(url) as connection:
+        assert (7,) == connection.execute("SELECT count(*) FROM jobs.duly_jobs").fetchone()
+    postgresql.drop(url)
 
 
 async def test_rows_are_those_that_any_other_sender_with_the_record_makes(

@@ -91,6 +91,7 @@ class Duly(Sending, Topics, Following, Oversight, Working):
         The same app, handlers and settings, with no connections yet.
         """
         other = copy.copy(self)
+        other._is_twin = True  # noqa: SLF001  # it is one of us
         other._begin_unconnected()  # noqa: SLF001  # it is one of us
         del other.sync  # whose loop holds the copy: it would never be without a user
         return other

@@ -69,6 +69,7 @@ class Connecting(Declaring):
         self._now: Callable[[], int] | None = None
         self._own: Settings | None = None  #: those it is configured with, while a test run gives it others
         self._in_test_bed = False
+        self._is_twin = False  #: it is used through `Duly.sync`, on a loop of that
         self._told: set[str] = set()  #: warnings about the server, each of which is logged once
         self._begin_unconnected()
 
@@ -306,7 +307,7 @@ class Connecting(Declaring):
             if here.store is None:
                 store, record = await self._connect(), None
                 if isinstance(store, Store) and self.settings.record is not None:
-                    record = await open_record(store, self.settings.record, self.settings)
+                    record = await open_record(store, self.settings, is_twin=self._is_twin)
                 await here.hold(store, record)
         return here
 

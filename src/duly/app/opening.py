@@ -99,12 +99,12 @@ async def open_remote(settings: Settings) -> RemoteStore:
     return RemoteStore(link)
 
 
-async def open_record(store: Store, url: str, settings: Settings) -> WholeRecord:
+async def open_record(store: Store, settings: Settings, *, is_twin: bool = False) -> WholeRecord:
     """
-    Connect to the record of a store, which is closed if that fails.
+    Connect to the record of a store, which is closed if that fails; *is_twin* means for `Duly.sync`.
 
     Raises:
-        UsageError: Packages are missing.
+        UsageError: Packages are missing, or it is no database that can be a record.
         RecordUnavailable, LayoutMismatch: The database cannot be reached, or does not fit.
     """
     record: WholeRecord | None = None
@@ -112,8 +112,14 @@ async def open_record(store: Store, url: str, settings: Settings) -> WholeRecord
         with needed("a record"):
             with importing():
                 from duly.record.assembly import WholeRecord  # noqa: PLC0415  # packages that need not be there
+                from duly.record.target import Target  # noqa: PLC0415  # likewise
 
-            record = WholeRecord(url, store, horizon_ms=settings.horizon_ms, keep_ms=settings.record_keep_ms)
+            target = Target.of(settings)
+            if is_twin:
+                target.need_no_loop()
+            record = WholeRecord(
+                target, store, horizon_ms=settings.horizon_ms, keep_ms=settings.record_keep_ms
+            )
             await record.open()
     except BaseException:
         if record is not None:

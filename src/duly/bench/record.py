@@ -9,7 +9,7 @@ import secrets
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from sqlalchemy import delete, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from sqlalchemy import Connection
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
     from duly.bench.measures import Sizes
     from duly.record.database import Database
@@ -151,7 +152,7 @@ async def _handed_over(_: Rig, rig: Rig, sizes: Sizes) -> list[Figure]:
         ran[n] = time.perf_counter()
 
     async with _sender(rig) as app, rig.working(concurrency=100):
-        engine = (await app.record()).database.engine
+        engine = cast("AsyncEngine", (await app.record()).database.engine)  # made for a URL
         began = time.perf_counter()
         for n in range(count):
             async with AsyncSession(engine) as session:
@@ -183,7 +184,7 @@ async def _sender(rig: Rig) -> AsyncIterator[Duly]:
     """
     Another app, as that of another process would be, where the database tells the relay of its commits.
     """
-    url = rig.app.settings.record or ""
+    url = rig.app.settings.record_url or ""
     if (await rig.app.record()).database.name != "postgresql":
         yield rig.app
         return

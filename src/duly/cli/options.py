@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from duly.app import Duly
     from duly.job import JobKey
+    from duly.record.target import Target
     from duly.where import Where
 
     _ParamType = click.ParamType[Any]
@@ -59,6 +60,13 @@ def _server(command: F, about_url: str) -> F:
             help="Of a database of record, postgresql://…, mysql://… or sqlite:///….",
         ),
         click.option(
+            "--record-schema",
+            metavar="NAME",
+            expose_value=False,
+            callback=_flag,
+            help="Of the record's tables, on PostgreSQL.",
+        ),
+        click.option(
             "--namespace", metavar="NAME", expose_value=False, callback=_flag, help="Default: duly."
         ),
         click.option(
@@ -90,9 +98,9 @@ def flags_of(context: click.Context | None = None) -> dict[str, Any]:
     return flags
 
 
-def record_of() -> tuple[str, str]:
+def record_of() -> tuple[Target, str]:
     """
-    The URL of the record, and the namespace, for commands that need no queue.
+    The record, and the namespace, for commands that need no queue.
 
     Raises:
         UsageError: There is no record.
@@ -105,7 +113,9 @@ def record_of() -> tuple[str, str]:
     settings = Settings.load(**flags_of())
     if settings.record is None:
         raise UsageError("which record? Say --record URL, set DULY_RECORD, or record in duly.toml")
-    return settings.record, settings.namespace
+    from duly.record.target import Target
+
+    return Target.of(settings), settings.namespace
 
 
 def app_of(context: click.Context | None = None, *, existing: bool = False) -> Duly:

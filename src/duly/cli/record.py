@@ -6,13 +6,18 @@ from __future__ import annotations
 
 import csv
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
+from duly.cli.loop import run
 from duly.cli.main import COMMANDS, NO, OK
-from duly.cli.options import STATES, TOPIC, as_json, examples, record_of, server
+from duly.cli.options import STATES, TOPIC, as_json, examples, flags_of, record_of, server
 from duly.cli.output import print_json, print_json_line, print_table
 from duly.cli.reconcile import reconcile
+
+if TYPE_CHECKING:
+    from duly.record.target import Target
 
 
 @click.group(short_help=COMMANDS["record"][1])
@@ -20,7 +25,7 @@ def record() -> None:
     """
     The database of record, which `--record`, DULY_RECORD or duly.toml names.
 
-    All but reconcile speak to the database alone, and need no queue.
+    All but reconcile need no queue: they speak to the database.
     """
 
 
@@ -40,8 +45,8 @@ def migrate(as_json: bool) -> int:
     """
     from duly.record import schema
 
-    url, _ = record_of()
-    before, now = schema.migrate(url)
+    target, _ = record_of()
+    before, now = schema.migrate(target)
     if as_json:
         print_json({"before": before, "version": now})
     elif before == now:
@@ -56,18 +61,41 @@ def migrate(as_json: bool) -> int:
 @as_json
 def check(as_json: bool) -> int:
     """
-    Say whether the tables are there and as this duly needs them; exit code 1 if they are not.
+    Say whether the tables are there, as this duly needs them, and those of the queue; exit code 1 if not.
+
+    The queue is only asked which record it belongs to, if --url, DULY_URL or duly.toml names its server.
     """
     from duly.record import schema
 
-    url, _ = record_of()
-    found = schema.check(url)
+    target, _ = record_of()
+    found = schema.check(target)
+    if not found and (other := run(_stranger(target))):
+        found = [other]
     if as_json:
         print_json({"version": schema.newest(), "problems": found})
     else:
         for sentence in found or [f"the record fits, at version {schema.newest()}"]:
             click.echo(sentence)
     return NO if found else OK
+
+
+async def _stranger(target: Target) -> str | None:
+    from duly.app.opening import new_store
+    from duly.errors import StoreUnavailable
+    from duly.record.identity import stranger
+    from duly.settings import Settings
+
+    settings = Settings.load(**flags_of())
+    if settings.url is None or settings.remote:
+        return None
+    store = new_store(settings, None, None)
+    try:
+        return await stranger(store, target)
+    except StoreUnavailable as error:
+        click.echo(f"duly: which record the queue belongs to could not be looked at: {error}", err=True)
+        return None
+    finally:
+        await store.link.aclose()
 
 
 @record.command(epilog=examples("duly record grants --to shop", "duly record grants --to shop | psql shop"))
@@ -81,8 +109,8 @@ def grants(role: str) -> int:
     """
     from duly.record import schema
 
-    url, _ = record_of()
-    for statement in schema.grants(url, role):
+    target, _ = record_of()
+    for statement in schema.grants(target, role):
         click.echo(statement)
     return OK
 
@@ -98,8 +126,8 @@ def partitions(as_json: bool) -> int:
     """
     from duly.record import schema
 
-    url, _ = record_of()
-    found = schema.partitions(url)
+    target, _ = record_of()
+    found = schema.partitions(target)
     if as_json:
         for table, part, rows in found:
             print_json_line({"table": table, "part": part, "rows": rows})
@@ -141,8 +169,8 @@ def export(form: str, topics: tuple[str, ...], states: tuple[str, ...]) -> int:
     from duly.job import JobState
     from duly.record.export import FIELDS, cells, document, rows
 
-    url, namespace = record_of()
-    found = rows(url, namespace, topics=topics, states=[JobState[state] for state in states])
+    target, namespace = record_of()
+    found = rows(target, namespace, topics=topics, states=[JobState[state] for state in states])
     if form == "ndjson":
         for row in found:
             print_json_line(document(row))

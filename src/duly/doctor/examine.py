@@ -37,7 +37,7 @@ async def examine(flags: Mapping[str, Any], environ: Mapping[str, str] = os.envi
     if settings.remote:
         findings.append(await _service(settings))
         return findings
-    told = await asyncio.to_thread(record.tables, settings.record)
+    told = await asyncio.to_thread(record.tables, settings)
     if told is not None:
         findings.append(told)
     if settings.url is None:
@@ -54,7 +54,8 @@ async def examine(flags: Mapping[str, Any], environ: Mapping[str, str] = os.envi
     try:
         async with _connected(settings) as patient:
             findings.append(Finding("server", "ok", f"answers at {patient.store.link.place}"))
-            findings += await _look(patient, Duly(settings=settings).place)
+            record_fits = told is not None and told.level == "ok"
+            findings += await _look(patient, Duly(settings=settings).place, record_fits=record_fits)
     except DulyError as error:
         findings.append(
             Finding(
@@ -99,7 +100,7 @@ def _is_local(link: Link) -> bool:
     return link.place.startswith(("/", "localhost:", "127.", "::1"))
 
 
-async def _look(patient: server.Patient, place: str) -> list[Finding]:
+async def _look(patient: server.Patient, place: str, *, record_fits: bool) -> list[Finding]:
     checks = {
         "version": server.version,
         "persistence": server.persistence,
@@ -116,6 +117,8 @@ async def _look(patient: server.Patient, place: str) -> list[Finding]:
     findings.append(layout)
     if layout.level != "ok":
         return findings
+    if record_fits:
+        findings.append(await _guard(record.ITS_QUEUE, record.identity(patient.settings, patient.store)))
     stats = await queue.stats_of(patient)
     findings += [
         queue.workers(stats, place),

@@ -23,6 +23,7 @@ from duly.record.reconcile import Reconciler
 from duly.record.record import Record
 from duly.record.relay import Relay
 from duly.record.retention import Retention
+from duly.record.searchpath import within_schema
 from duly.record.sessions import Home
 from duly.record.startcheck import StartCheck
 from duly.record.upkeep import Upkeep
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from duly.job import Lease, Order, Placed
     from duly.record.reconcile import Report
     from duly.record.sessions import AnySession
+    from duly.record.target import AnyTarget
 
     T = TypeVar("T")
 
@@ -50,15 +52,15 @@ class WholeRecord(Record):
     guard: Guard
 
     def __init__(
-        self, url: str, store: Store, *, horizon_ms: int, keep_ms: int, works_alone: bool = True
+        self, source: AnyTarget, store: Store, *, horizon_ms: int, keep_ms: int, works_alone: bool = True
     ) -> None:
         """
         Prepare; connects to nothing yet.
 
         Raises:
-            UsageError: The URL is none of a database that can be a record.
+            UsageError: It is no database that can be a record.
         """
-        database, clock = Database(url), Clock(store, horizon_ms)
+        database, clock = Database(source), Clock(store, horizon_ms)
         leader = Leader(database, store.namespace, gained=self.hint)
         guard = Guard(database, store, hint=self.hint, works_alone=works_alone, leads=leader.leads)
         relay = Relay(
@@ -142,7 +144,10 @@ class WholeRecord(Record):
             self._home.check(connection)
             return work(connection)
 
-        return await super()._within(session, at_home)
+        schema = self.database.target.schema
+        if schema is None:
+            return await super()._within(session, at_home)
+        return await super()._within(session, lambda connection: within_schema(connection, schema, at_home))
 
     def generation(self) -> int | None:
         """

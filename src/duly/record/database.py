@@ -7,41 +7,47 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from sqlalchemy import create_engine
 from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.util import greenlet_spawn
 
-from duly.errors import LayoutMismatch, OutcomeUnknown, RecordUnavailable, ServerUnsuitable
+from duly.errors import LayoutMismatch, OutcomeUnknown, RecordUnavailable, ServerUnsuitable, UsageError
 from duly.forks import importing
 from duly.record import pool
 from duly.record.dialects import (
     arguments,
     is_forbidden,
     is_outage,
+    is_passing_state,
     lacks_grant,
     lacks_table,
     parse,
     tame,
     worth_repeating,
 )
+from duly.record.engines import ELSEWHERE, ThreadedEngine, begin_anew, claim, refuse_forked, view_of
+from duly.record.searchpath import search_in
+from duly.record.target import target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from sqlalchemy import Connection, Engine
-    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from duly.record.target import AnyTarget
+
+    AnyEngine: TypeAlias = AsyncEngine | ThreadedEngine
 
 log = logging.getLogger("duly.record")
 
 T = TypeVar("T")
 
-POOL = 5
-POOL_MORE = 5  #: connections beyond that, closed when they are given back
 RECYCLE_S = 1_800  #: servers and what stands before them close connections that idle for hours
 ANSWERS_WITHIN_S = 30  #: a transaction, waiting for a connection and for locks included
 GRANTS = "`duly record grants` prints what its role needs"
@@ -63,20 +69,38 @@ class Database:
     are shared by the loops of a process.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, source: AnyTarget) -> None:
         """
         Prepare; connects to nothing yet.
 
         Raises:
-            UsageError: The URL is none of a database that can be a record.
+            UsageError: It is no database that can be a record.
         """
-        self.url = parse(url)
-        self.name: str = self.url.get_backend_name()  #: sqlite, postgresql or mysql, also for MariaDB
-        self.engine = self._make_engine()
-        self._in_threads: set[asyncio.Future[Any]] = set()  #: transactions of SQLite
-        self._looked = self.name != "sqlite"
+        self.target = target_of(source)
+        self.url = self.target.url
+        self.name: str = self.target.name  #: sqlite, postgresql or mysql, also for MariaDB
+        handed = self.target.source
+        #: The application's, whose pool is its own; None where we made one
+        self._handed = None if isinstance(handed, str) else handed
+        self.engine = self._in_schema(self._make_engine() if self._handed is None else _view(self._handed))
+        self._in_threads: set[asyncio.Future[Any]] = set()  #: transactions of SQLite, or of a sync engine
+        self._looked = self.name != "sqlite" or self._handed is not None
         # SQLite has one writer at a time; readers need not queue behind it.
         self._readers = self.engine.execution_options(duly_reads=True)
+
+    @property
+    def listen_url(self) -> str | None:
+        """
+        Where notices of PostgreSQL are listened to; None means nowhere.
+        """
+        return self.target.listen_url
+
+    def _in_schema(self, engine: AnyEngine) -> AnyEngine:
+        schema = self.target.schema
+        if schema is None:
+            return engine
+        view = search_in(engine.sync_engine, schema)
+        return ThreadedEngine(view) if isinstance(engine, ThreadedEngine) else AsyncEngine(view)
 
     def _make_engine(self) -> AsyncEngine:
         if self.name == "sqlite":
@@ -84,8 +108,8 @@ class Database:
         with importing():
             engine = create_async_engine(
                 self.url,
-                pool_size=POOL,
-                max_overflow=POOL_MORE,
+                pool_size=self.target.pool_size,
+                max_overflow=self.target.max_overflow,
                 pool_timeout=ANSWERS_WITHIN_S,
                 pool_recycle=RECYCLE_S,
                 # The one used last: it knows the statements that are used now.
@@ -124,7 +148,11 @@ class Database:
         """
         if self._in_threads:
             await asyncio.wait(self._in_threads)
-        if self.name == "sqlite":
+        if isinstance(self.engine, ThreadedEngine):
+            self.engine.close()
+        elif self._handed is not None:
+            return  # its pool is closed by whoever made it
+        elif self.name == "sqlite":
             await pool.SHARES.leave(self.url, self)
         else:
             await self.engine.dispose()
@@ -138,16 +166,32 @@ class Database:
             raise RecordUnavailable(f"the record cannot be reached: {file} cannot be opened for writing")
         self._looked = True
 
-    async def _repeat(self, engine: AsyncEngine, work: Callable[[Connection], T]) -> T:
+    def _claim(self) -> None:
+        """
+        See that an engine that was handed in may be used here.
+        """
+        if isinstance(self._handed, AsyncEngine):
+            claim(self._handed)
+        elif self._handed is not None:
+            refuse_forked(self._handed)
+
+    async def _repeat(self, engine: AnyEngine, work: Callable[[Connection], T]) -> T:
         if not self._looked:
             self._look_for_file()
+        self._claim()
         in_doubt = False
         for number in range(1, TRIES + 1):
             attempt = _Attempt(engine, self._in_threads)
             try:
                 async with asyncio.timeout(ANSWERS_WITHIN_S):
                     return await attempt.run(work)
-            except (SQLAlchemyError, OSError, TimeoutError) as error:
+            except RuntimeError as error:
+                if self._handed is None or "loop" not in str(error):
+                    raise
+                raise UsageError(ELSEWHERE) from error  # the application used it on one, before we did
+            except Exception as error:
+                if not (isinstance(error, SQLAlchemyError | OSError | TimeoutError) or of_driver(error)):
+                    raise
                 in_doubt = in_doubt or attempt.committing
                 if number == TRIES or not _passing(error, attempt):
                     raise _said(error, in_doubt=in_doubt) from error
@@ -161,7 +205,7 @@ class _Attempt:
     One try of one transaction, and how far it came.
     """
 
-    def __init__(self, engine: AsyncEngine, in_threads: set[asyncio.Future[Any]]) -> None:
+    def __init__(self, engine: AnyEngine, in_threads: set[asyncio.Future[Any]]) -> None:
         self._engine = engine
         self._in_threads = in_threads
         self.connected = False
@@ -169,10 +213,14 @@ class _Attempt:
         self._given_up = False
 
     async def run(self, work: Callable[[Connection], T]) -> T:
-        # All of it at once: each step from the loop into SQLAlchemy costs as much as a statement.
-        whole: Coroutine[Any, Any, T] = greenlet_spawn(self._run, work)
-        if self._engine.dialect.name != "sqlite":
-            return await whole
+        whole: Coroutine[Any, Any, T]
+        if isinstance(self._engine, ThreadedEngine):
+            whole = self._engine.run(partial(self._run, work))
+        else:
+            # All of it at once: each step from the loop into SQLAlchemy costs as much as a statement.
+            whole = greenlet_spawn(self._run, work)
+            if self._engine.dialect.name != "sqlite":
+                return await whole
         # Its thread cannot be stopped: who is cancelled would leave a transaction open that holds up others.
         task = _Unstoppable(whole, loop=asyncio.get_running_loop())
         self._in_threads.add(task)
@@ -188,6 +236,7 @@ class _Attempt:
         with self._engine.sync_engine.connect() as connection:
             self.connected = True
             with connection.begin() as transaction:
+                begin_anew(connection)
                 answer = work(connection)
                 if self._given_up:
                     # Nobody waits for it any more, and whoever did was told that nothing was changed.
@@ -233,6 +282,8 @@ def _said(error: Exception, *, in_doubt: bool) -> Exception:
         return OutcomeUnknown(f"the record's answer was lost: {what}; repeating the same call is safe")
     if isinstance(error, DBAPIError) and not is_outage(error):
         return refusal_of(error)
+    if of_driver(error) and not is_passing_state(getattr(error, "sqlstate", None)):
+        return ServerUnsuitable(f"the record refused it, and will again: {what}; see duly doctor")
     if isinstance(error, PoolTimeout):
         what = f"no connection became free within {ANSWERS_WITHIN_S} s"
     elif isinstance(error, TimeoutError):
@@ -255,7 +306,8 @@ def refusal_of(error: DBAPIError) -> Exception:
             f"the record does not allow it: {first_line(error)}; check the user and password in its URL, and "
             "what it may do there"
         )
-    if isinstance(error, OperationalError | InterfaceError | InternalError):
+    # asyncpg has no such kinds: what is neither a mistake nor of data is the last.
+    if isinstance(error, OperationalError | InterfaceError | InternalError) or type(error) is DBAPIError:
         return ServerUnsuitable(
             f"the record refused it, and will again: {first_line(error)}; see duly doctor"
         )
@@ -274,14 +326,37 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def sync_engine(url: str) -> Engine:
+def of_driver(error: BaseException) -> bool:
+    """
+    Return whether an error is a driver's own: some do not have SQLAlchemy tell why no connection was made.
+    """
+    return type(error).__module__.partition(".")[0] in ("asyncpg", "asyncmy", "pymysql")
+
+
+def _view(engine: Engine | AsyncEngine) -> AnyEngine:
+    if isinstance(engine, AsyncEngine):
+        return AsyncEngine(view_of(engine.sync_engine))
+    return ThreadedEngine(view_of(engine))
+
+
+def sync_engine(source: AnyTarget) -> Engine:
     """
     A plain engine for what runs once and without an event loop, such as migrations.
 
     Raises:
-        UsageError: The URL is none of a database that can be a record.
+        UsageError: It is no database that can be a record, or an engine that needs an event loop.
     """
-    parts = parse(url, sync=True)
-    engine = create_engine(parts, pool_size=1, max_overflow=1, **arguments(parts))
-    tame(engine)
-    return engine
+    target = target_of(source)
+    if isinstance(target.source, AsyncEngine):
+        raise UsageError(
+            "an async engine does nothing outside of an event loop: say the URL, or give an engine made with "
+            "create_engine"
+        )
+    if isinstance(target.source, str):
+        parts = parse(target.source, sync=True)
+        engine = create_engine(parts, pool_size=1, max_overflow=1, **arguments(parts))
+        tame(engine)
+    else:
+        refuse_forked(target.source)
+        engine = view_of(target.source)
+    return engine if target.schema is None else search_in(engine, target.schema)

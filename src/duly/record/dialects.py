@@ -94,20 +94,21 @@ def arguments(url: URL) -> dict[str, Any]:
     match url.get_backend_name():
         case "postgresql":
             # A server that vanished is noticed, by the system, without a statement of ours.
-            return {
-                "connect_args": {
-                    "connect_timeout": CONNECT_S,
-                    "keepalives_idle": 30,
-                    "keepalives_interval": 5,
-                    "keepalives_count": 3,
-                    "application_name": "duly",
-                    "prepare_threshold": None,  # see `tame`
-                },
-                "isolation_level": "READ COMMITTED",
+            ours = {
+                "connect_timeout": CONNECT_S,
+                "keepalives_idle": 30,
+                "keepalives_interval": 5,
+                "keepalives_count": 3,
+                "application_name": "duly",
             }
+            # What the URL says counts.
+            said = {name: value for name, value in ours.items() if name not in url.query}
+            # Nothing is prepared, see `tame`.
+            return {"connect_args": said | {"prepare_threshold": None}, "isolation_level": "READ COMMITTED"}
         case "mysql":
+            said = {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_S}
             # Its default would read rows as they were when the transaction began, and lock the gaps between.
-            return {"connect_args": {"connect_timeout": CONNECT_S}, "isolation_level": "READ COMMITTED"}
+            return {"connect_args": said, "isolation_level": "READ COMMITTED"}
         case _:
             return {"connect_args": {"timeout": BUSY_MS / 1000}}
 
@@ -119,7 +120,7 @@ def tame(engine: Engine) -> None:
     match engine.dialect.name:
         case "sqlite":
             event.listen(engine, "connect", _leave_transactions)
-            event.listen(engine, "begin", _begin)
+            event.listen(engine, "begin", begin_in_sqlite)
         case "postgresql":
             event.listen(engine, "connect", _prepare)
 
@@ -134,8 +135,10 @@ def _leave_transactions(connection: Any, _: Any) -> None:
     cursor.close()
 
 
-def _begin(connection: Connection) -> None:
-    # As a writer: a transaction of SQLite that began by reading cannot become one.
+def begin_in_sqlite(connection: Connection) -> None:
+    """
+    Begin as a writer, unless it only reads: a transaction of SQLite that began by reading cannot become one.
+    """
     reads = connection.get_execution_options().get("duly_reads")
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
@@ -207,18 +210,26 @@ def is_outage(error: DBAPIError) -> bool:
     """
     if error.connection_invalidated:
         return True
-    if type(error).__name__ not in {"OperationalError", "InterfaceError", "InternalError"}:
+    # The last is what asyncpg makes of most.
+    if type(error).__name__ not in {"OperationalError", "InterfaceError", "InternalError", "DBAPIError"}:
         return False
     code = _sqlite_code(error)
     if code is not None:
         return code not in _LASTING_IN_SQLITE
     for told in _codes(error):
         if isinstance(told, str):
-            return told.startswith(_LATER)
+            return is_passing_state(told)
         if isinstance(told, int):
             return told < 1000 or 2000 <= told < 3000 or told in _LATER_NUMBERS
     # No connection was made: that is all a driver can tell.
     return not is_forbidden(error) and "does not exist" not in str(error.orig)
+
+
+def is_passing_state(state: str | None) -> bool:
+    """
+    Return whether what PostgreSQL says ends without a change of ours; None where it did not answer.
+    """
+    return state is None or state.startswith(_LATER)
 
 
 def _sqlite_code(error: DBAPIError) -> int | None:

@@ -19,6 +19,8 @@ from duly.record.tables import jobs
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+    from duly.record.target import AnyTarget
+
 AT_ONCE = 1_000  #: rows in one question
 
 #: What an exported row has, in this order.
@@ -29,13 +31,13 @@ FIELDS = (
 
 
 def rows(
-    url: str, namespace: str, *, topics: Collection[str] = (), states: Collection[JobState] = ()
+    source: AnyTarget, namespace: str, *, topics: Collection[str] = (), states: Collection[JobState] = ()
 ) -> Iterator[JobRow]:
     """
     The rows of a namespace by topic and id, as they are when they are come to.
 
     Raises:
-        UsageError: The URL is none of a record.
+        UsageError: It is no database of a record.
         RecordUnavailable: The database cannot be reached.
     """
     wanted = [jobs.c.namespace == namespace]
@@ -44,7 +46,7 @@ def rows(
     if states:
         wanted.append(jobs.c.state.in_(sorted(states)))
     question = select(*jobs.c).where(*wanted).order_by(jobs.c.topic, jobs.c.id).limit(AT_ONCE)
-    with reached(url) as engine:
+    with reached(source) as engine:
         page = question
         while True:
             # A transaction for each page: one for all of them would hold up the database's own cleaning.

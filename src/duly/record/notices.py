@@ -27,7 +27,7 @@ class Notices:
     """
 
     def __init__(self, database: Database, namespace: str, heard: Callable[[], None]) -> None:
-        self._url = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        self._url = database.listen_url or ""
         self._namespace = namespace
         self._heard = heard
 

@@ -114,9 +114,7 @@ class Relay:
         self._hinted = asyncio.Event()
         self._busy = False  #: there may be more than the last look brought
         self._marks = Marks(database, store.namespace)
-        self._notices = (
-            Notices(database, store.namespace, self._hear) if database.name == "postgresql" else None
-        )
+        self._notices = Notices(database, store.namespace, self._hear) if database.listen_url else None
 
     # -- straight after a commit --------------------------------------------------------------------------
 

@@ -21,35 +21,43 @@ with needed("duly.record.schema"):
     from alembic.util import CommandError
     from sqlalchemy import inspect, text
     from sqlalchemy.exc import DBAPIError
+    from sqlalchemy.schema import CreateIndex
 
     from duly.record.database import first_line, refusal_of, sync_engine
-    from duly.record.dialects import is_outage, parse
+    from duly.record.dialects import is_outage
+    from duly.record.engines import begin_anew
+    from duly.record.rights import GRANTED, VERSION_TABLE, missing_grants
+    from duly.record.searchpath import need_schema, quoted, tables_elsewhere
     from duly.record.tables import metadata
+    from duly.record.target import target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sqlalchemy import Connection, Engine
 
-VERSION_TABLE = "duly_version"
+    from duly.record.target import AnyTarget
+
 MIGRATE = "duly record migrate"
+RESTORE = "restore it from a backup, or migrate a new database"
 LOCK = 7_309_474_520  #: of PostgreSQL, for as long as one process migrates
 LOCKED_WITHIN_S = 120
 
 
-def migrate(url: str) -> tuple[str | None, str]:
+def migrate(source: AnyTarget) -> tuple[str | None, str]:
     """
     Bring the tables up to date; the version that they had, None where there were none, and have now.
 
     Raises:
-        UsageError: The URL is none of a record.
+        UsageError: It is no database of a record, or lacks the schema.
         RecordUnavailable: The database cannot be reached.
         LayoutMismatch: They were made by a later duly.
     """
-    with reached(url) as engine:
+    with reached(source) as engine:
         if engine.dialect.name == "sqlite":
             _write_ahead(engine)
         with engine.connect() as connection, _alone(connection):
+            need_schema(connection)
             before = _version(connection)
             _known(before)
             if before != newest():
@@ -59,30 +67,34 @@ def migrate(url: str) -> tuple[str | None, str]:
             return before, newest()
 
 
-def check(url: str) -> list[str]:
+def check(source: AnyTarget) -> list[str]:
     """
-    What is wrong with the tables, a sentence each; nothing where all is well.
+    What is wrong with the tables, or with what the role may do, a sentence each; nothing where all is well.
 
     Raises:
-        UsageError: The URL is none of a record.
+        UsageError: It is no database of a record, or lacks the schema.
         RecordUnavailable: The database cannot be reached.
     """
-    parts = parse(url)
+    parts = target_of(source).url
     if parts.get_backend_name() == "sqlite" and not Path(parts.database or "").exists():
         if not Path(parts.database or "").parent.is_dir():
             raise RecordUnavailable(f"the record cannot be reached: there is no folder for {parts.database}")
         return [f"the record has no tables yet: {MIGRATE}"]  # SQLite would make a file by looking at it
-    with reached(url) as engine, engine.connect() as connection:
-        return wrong(connection)
+    with reached(source) as engine, engine.connect() as connection:
+        return [*wrong(connection), *missing_grants(connection)]
 
 
 def wrong(connection: Connection) -> list[str]:
     """
     What is wrong with the tables, a sentence each, with its remedy.
+
+    Raises:
+        UsageError: There is no such schema.
     """
+    need_schema(connection)
     version = _version(connection)
     if version is None:
-        return [f"the record has no tables yet: {MIGRATE}"]
+        return [tables_elsewhere(connection) or f"the record has no tables yet: {MIGRATE}"]
     try:
         _known(version)
     except LayoutMismatch as error:
@@ -97,6 +109,7 @@ def require(connection: Connection) -> None:
     Go on only with tables that fit.
 
     Raises:
+        UsageError: There is no such schema.
         LayoutMismatch: They do not; the message says what to do.
     """
     found = wrong(connection)
@@ -104,38 +117,41 @@ def require(connection: Connection) -> None:
         raise LayoutMismatch("; ".join(found))
 
 
-def grants(url: str, role: str) -> list[str]:
+def grants(source: AnyTarget, role: str) -> list[str]:
     """
     The statements that let *role* do what processes with a record do; none for SQLite, which has no roles.
 
     Migrations need more: they are run by the owner of the tables.
 
     Raises:
-        UsageError: The URL is none of a record.
+        UsageError: It is no database of a record.
     """
-    parts = parse(url, sync=True)
+    target = target_of(source)
+    parts, schema = target.url, target.schema
     tables = [table.name for table in metadata.sorted_tables]
-    match parts.get_backend_name():
+    match target.name:
         case "postgresql":
-            names, whom = ", ".join(tables), _quoted(role, '"')
+            whom, where = quoted(role), "" if schema is None else f"{quoted(schema)}."
+            names = ", ".join(f"{where}{name}" for name in tables)
             return [
-                f"GRANT SELECT, INSERT, UPDATE, DELETE ON {names} TO {whom};",
-                f"GRANT SELECT ON {VERSION_TABLE} TO {whom};",
+                *([] if schema is None else [f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {whom};"]),
+                f"GRANT {', '.join(GRANTED)} ON {names} TO {whom};",
+                f"GRANT SELECT ON {where}{VERSION_TABLE} TO {whom};",
             ]
         case "mysql":
             user, _, host = role.partition("@")
-            where = _quoted(parts.database or "", "`")
-            whom = f"{_quoted(user, '`')}@{_quoted(host or '%', '`')}"
+            where = _ticked(parts.database or "")
+            whom = f"{_ticked(user)}@{_ticked(host or '%')}"
             return [
-                *(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {where}.{name} TO {whom};" for name in tables),
+                *(f"GRANT {', '.join(GRANTED)} ON {where}.{name} TO {whom};" for name in tables),
                 f"GRANT SELECT ON {where}.{VERSION_TABLE} TO {whom};",
             ]
         case _:
             return []
 
 
-def _quoted(name: str, mark: str) -> str:
-    return f"{mark}{name.replace(mark, 2 * mark)}{mark}"
+def _ticked(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
 
 
 def newest() -> str:
@@ -181,21 +197,20 @@ def _shape(connection: Connection) -> list[str]:
     found = []
     for table in metadata.sorted_tables:
         if table.name not in there:
-            found.append(f"table {table.name} is missing although the version says it is there: restore it")
+            found.append(f"table {table.name} is missing although the version says it is there: {RESTORE}")
             continue
         columns = {each["name"] for each in seen.get_columns(table.name)}
         missing = [each.name for each in table.columns if each.name not in columns]
         if missing:
-            found.append(
-                f"table {table.name} lacks {', '.join(missing)}: restore it, or migrate a new database"
-            )
+            found.append(f"table {table.name} lacks {', '.join(missing)}: {RESTORE}")
         key = seen.get_pk_constraint(table.name)["constrained_columns"]
         wanted = [each.name for each in table.primary_key.columns]
         if sorted(key) != sorted(wanted):
-            found.append(f"the primary key of table {table.name} must be ({', '.join(wanted)})")
+            found.append(f"the primary key of table {table.name} must be ({', '.join(wanted)}): {RESTORE}")
         indexed = {each["name"] for each in seen.get_indexes(table.name)}
         found += [
-            f"index {index.name} of table {table.name} is missing: who looks by it would read every row"
+            f"index {index.name} of table {table.name} is missing, without which every row is read: "
+            f"{str(CreateIndex(index).compile(dialect=connection.dialect)).strip()}"
             for index in table.indexes
             if index.name not in indexed
         ]
@@ -211,19 +226,19 @@ def _journal(connection: Connection) -> list[str]:
     return [f"journal_mode is {mode}, so that readers and writers wait for each other: {MIGRATE}"]
 
 
-def partitions(url: str) -> list[tuple[str, str, int | None]]:
+def partitions(source: AnyTarget) -> list[tuple[str, str, int | None]]:
     """
     The parts that tables are kept in, one for each that is whole, with about how many rows each holds.
 
     Raises:
-        UsageError: The URL is none of a record.
+        UsageError: It is no database of a record.
         RecordUnavailable: The database cannot be reached.
     """
-    with reached(url) as engine, engine.connect() as connection:
+    with reached(source) as engine, engine.connect() as connection:
         match engine.dialect.name:
             case "postgresql":
                 rows = connection.execute(text(_PARTITIONS_POSTGRESQL))
-            case "mysql":
+            case "mysql" | "mariadb":
                 rows = connection.execute(text(_PARTITIONS_MYSQL))
             case _:
                 names = [str(table.name) for table in metadata.sorted_tables]
@@ -259,16 +274,16 @@ ORDER BY table_name, partition_ordinal_position
 
 
 @contextmanager
-def reached(url: str) -> Iterator[Engine]:
+def reached(source: AnyTarget) -> Iterator[Engine]:
     """
-    A plain engine, whose errors are said as a record's.
+    A plain engine, whose errors are said as a record's; one that was handed in is not closed.
 
     Raises:
-        UsageError: The URL is none of a record.
+        UsageError: It is no database of a record.
         RecordUnavailable: The database cannot be reached.
         LayoutMismatch, ServerUnsuitable: It lacks tables, or refused.
     """
-    engine = sync_engine(url)
+    engine = sync_engine(source)
     try:
         yield engine
     except (DBAPIError, OSError) as error:
@@ -279,7 +294,8 @@ def reached(url: str) -> Iterator[Engine]:
             raise ServerUnsuitable(f"the record refused: {first_line(error)}") from error
         raise RecordUnavailable(f"the record cannot be reached: {first_line(error)}") from error
     finally:
-        engine.dispose()
+        if isinstance(target_of(source).source, str):
+            engine.dispose()
 
 
 def _write_ahead(engine: Engine) -> None:
@@ -311,7 +327,7 @@ def _alone(connection: Connection) -> Iterator[None]:
             with connection.begin():
                 connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
                 yield
-        case "mysql":
+        case "mysql" | "mariadb":
             # Locks are the server's, not the database's: without the name, other databases would wait.
             name: dict[str, Any] = {"wait": LOCKED_WITHIN_S}
             lock = "concat('duly.', md5(database()))"
@@ -330,4 +346,5 @@ def _alone(connection: Connection) -> Iterator[None]:
                     connection.commit()
         case _:
             with connection.begin():  # as a writer, of which SQLite has one
+                begin_anew(connection)
                 yield

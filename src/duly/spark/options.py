@@ -81,6 +81,9 @@ class WriteOptions(QueueOptions):
             "else DULY_RECORD or duly.toml"
         },
     )
+    record_schema: str = _option(
+        "", "of PostgreSQL, where the record's tables are; else DULY_RECORD_SCHEMA or duly.toml"
+    )
     horizon_ms: int = _option(
         24 * HOUR_MS,
         "with a record: what is due later than so far from now waits there, e.g. 12h; else DULY_HORIZON",
@@ -140,7 +143,9 @@ def read_options(kind: type[T], given: Mapping[str, str]) -> T:
         read = _duration if key != field_.name else _READERS.get(str(field_.type), _text)
         values[field_.name] = read(key, text)
     url, namespace, record = (values.get(name) for name in ("url", "namespace", "record"))
-    settings = Settings.load(url=url, namespace=namespace, record=record)
+    settings = Settings.load(
+        url=url, namespace=namespace, record=record, record_schema=values.get("record_schema")
+    )
     if url is None and settings.url is not None:
         TEST_RUN.check(settings)
     if settings.url is None:
@@ -153,7 +158,8 @@ def read_options(kind: type[T], given: Mapping[str, str]) -> T:
     if kind is ScanOptions:
         values.setdefault("max_attempts", settings.max_attempts)
     if kind is WriteOptions:
-        values["record"] = settings.record or ""
+        values["record"] = settings.record_url or ""
+        values["record_schema"] = settings.record_schema or ""
         values.setdefault("horizon_ms", settings.horizon_ms)
         values.setdefault("callback_allow", settings.callback_allow)
     return _checked(kind(**values))

@@ -30,6 +30,7 @@ from duly.record.database import Database
 from duly.record.rows import row_of, same
 from duly.record.schema import require
 from duly.record.stored import find
+from duly.record.target import Target
 from duly.spark.packing import REQUEST_BYTES, arguments
 from duly.spark.plan import said
 from duly.spark.sending import PATIENCE_S, TAKEN, Loop
@@ -151,7 +152,7 @@ class RecordPlanner:
         self._refuse = refuse
         self._seen: set[JobKey] = set()
         self._store = Store(loop.link, namespace=options.namespace, shards=shards)
-        self._database: Database = loop.call(_database(loop, options.record))
+        self._database: Database = loop.call(_database(loop, options))
         self._clock = Clock(self._store)
 
     def send(self, parcel: Parcel) -> None:
@@ -208,7 +209,7 @@ def check_record(options: WriteOptions, shards: int) -> None:
     loop = Loop(options.url)
     try:
         if options.plan:
-            loop.call(_database(loop, options.record))
+            loop.call(_database(loop, options))
         else:
             loop.call(_opened(loop, options, shards))
     finally:
@@ -244,15 +245,19 @@ def absolute(url: str) -> str:
 async def _opened(loop: Loop, options: WriteOptions, shards: int) -> WholeRecord:
     store = Store(loop.link, namespace=options.namespace, shards=shards)
     # How long ended rows are kept is the business of who removes them, which is never a task.
-    record = WholeRecord(options.record, store, horizon_ms=options.horizon_ms, keep_ms=0)
+    record = WholeRecord(_target(options), store, horizon_ms=options.horizon_ms, keep_ms=0)
     loop.at_end(record.aclose)
     await record.open()
     await record.agreed()
     return record
 
 
-async def _database(loop: Loop, url: str) -> Database:
-    database = Database(url)
+def _target(options: WriteOptions) -> Target:
+    return Target(options.record, schema=options.record_schema or None)
+
+
+async def _database(loop: Loop, options: WriteOptions) -> Database:
+    database = Database(_target(options))
     loop.at_end(database.aclose)
     await database.read(require)
     return database

@@ -75,7 +75,12 @@ def _settled(url: str | None) -> dict[str, str]:
     settings = Settings.load()
     if url is None and settings.url is not None:
         TEST_RUN.check(settings)
-    found = {"url": settings.url, "namespace": settings.namespace, "record": settings.record}
+    found = {
+        "url": settings.url,
+        "namespace": settings.namespace,
+        "record": settings.record_url,
+        "record_schema": settings.record_schema,
+    }
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -81,8 +81,9 @@ def replay(
             plan=dry_run,
             rate=rate,
             rejects=rejects,
-            record=app.settings.record,
+            record=app.settings.record_url,
             limits={
+                "record_schema": app.settings.record_schema,
                 "horizon": f"{app.settings.horizon_ms}ms",
                 "payload_limit": app.settings.payload_limit,
                 "context_limit": app.settings.context_limit,

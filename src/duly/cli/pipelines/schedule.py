@@ -106,7 +106,8 @@ def schedule(
                 plan=plan,
                 payload_limit=app.settings.payload_limit,
                 context_limit=app.settings.context_limit,
-                record=app.settings.record,
+                record=app.settings.record_url,
+                record_schema=app.settings.record_schema,
                 horizon=f"{app.settings.horizon_ms}ms",
             )
     if as_json:

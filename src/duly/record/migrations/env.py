@@ -22,7 +22,7 @@ def run() -> None:
         target_metadata=metadata,
         version_table=VERSION_TABLE,
         # Only MySQL commits each definition of a table by itself.
-        transactional_ddl=connection.dialect.name != "mysql",
+        transactional_ddl=connection.dialect.name not in ("mysql", "mariadb"),
     )
     with context.begin_transaction():
         context.run_migrations()

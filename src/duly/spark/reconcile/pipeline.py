@@ -139,8 +139,10 @@ def _sides(spark: SparkSession, app: Duly, store: Store) -> tuple[DataFrame, Dat
     for source in (RecordRows, Digests):
         spark.dataSource.register(source)
     promised = spark.read.format("duly.record").options(
-        record=absolute(app.settings.record or ""), namespace=store.namespace
+        record=absolute(app.settings.record_url or ""), namespace=store.namespace
     )
+    if app.settings.record_schema is not None:
+        promised = promised.option("record_schema", app.settings.record_schema)
     queued = spark.read.format("duly.digests").options(url=store.link.url, namespace=store.namespace)
     return promised.load(), queued.load()
 

@@ -13,6 +13,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from duly.errors import UsageError
 from duly.record.ranges import KeyRange, key_ranges, read_range
 from duly.record.schema import reached
+from duly.record.target import Target
 from duly.settings import Settings
 from duly.spark.columns import arrow
 from duly.spark.options import ScanOptions, read_options
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 SPLIT = 50_000  #: rows that are worth a task
-_OPTIONS = ("record", "namespace")
+_OPTIONS = ("record", "record_schema", "namespace")
 
 
 class Digests(DataSource):
@@ -115,15 +116,18 @@ class RecordReader(DataSourceReader):
     Rows of a record, in ranges of their keys.
     """
 
-    def __init__(self, url: str, namespace: str) -> None:
-        self.url = url
+    def __init__(self, target: Target, namespace: str) -> None:
+        self.target = target
         self.namespace = namespace
 
     def partitions(self) -> list[InputPartition]:
         """
         Cut them.
         """
-        with reached(self.url) as engine, engine.connect().execution_options(duly_reads=True) as connection:
+        with (
+            reached(self.target) as engine,
+            engine.connect().execution_options(duly_reads=True) as connection,
+        ):
             parts = key_ranges(connection, self.namespace, SPLIT)
         return [RangePartition(tuple(part)) for part in parts]
 
@@ -135,18 +139,22 @@ class RecordReader(DataSourceReader):
         if not isinstance(partition, RangePartition):
             return
         schema = arrow(PROMISED)
-        with reached(self.url) as engine:
+        with reached(self.target) as engine:
             for each in partition.ranges:
                 for rows in read_range(engine, self.namespace, each, promised_row):
                     yield pa.RecordBatch.from_arrays(arrays_of(rows, schema), schema=schema)
 
 
-def _record(given: Mapping[str, str]) -> tuple[str, str]:
+def _record(given: Mapping[str, str]) -> tuple[Target, str]:
     for name in given:
         if name.lower() not in _OPTIONS:
             raise UsageError(f"unknown option {name}; known are {', '.join(_OPTIONS)}")
     values = {name.lower(): value for name, value in given.items()}
-    settings = Settings.load(record=values.get("record"), namespace=values.get("namespace"))
+    settings = Settings.load(
+        record=values.get("record"),
+        record_schema=values.get("record_schema"),
+        namespace=values.get("namespace"),
+    )
     if settings.record is None:
         raise UsageError('say which record: option("record", "postgresql://…"), or DULY_RECORD')
-    return settings.record, settings.namespace
+    return Target.of(settings), settings.namespace

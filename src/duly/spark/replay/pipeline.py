@@ -50,7 +50,7 @@ class ReplayOptions:
     rate: float | None = None
     rejects: str | None = None
     record: str | None = field(default=None, repr=False)  #: if the queue has one
-    limits: Mapping[str, int | str] = field(default_factory=dict)  #: and what else the format takes
+    limits: Mapping[str, int | str | None] = field(default_factory=dict)  #: and what else the format takes
 
     def __post_init__(self) -> None:
         """
