@@ -40,6 +40,7 @@ else:
     RecordSource = Any  # the fields are read at run time, where SQLAlchemy need not be installed
 
 Durability: TypeAlias = Literal["always", "everysec"]
+RecordAway: TypeAlias = Literal["work", "stop"]
 Role: TypeAlias = Literal["auto", "leader", "follower"]
 
 KIB = 1024
@@ -124,6 +125,7 @@ class Settings:
     record_listen: str | None = field(
         default=None, repr=False
     )  #: where the record is behind a pooler: a URL without it, to hear of commits (may hold a password)
+    record_away: RecordAway = "work"  #: what goes on in Redis while the database cannot be reached
     horizon_ms: int = 24 * HOUR_MS  #: with a record: what is due later waits in the database
 
     # Who does what, and when
@@ -257,7 +259,8 @@ class Settings:
             )
         self._check_record()
         parse_allow(self.callback_allow)
-        for name, words in (("durability", get_args(Durability)), ("role", get_args(Role))):
+        for name, kind in (("durability", Durability), ("role", Role), ("record_away", RecordAway)):
+            words = get_args(kind)
             if getattr(self, name) not in words:
                 raise UsageError(f"{name}={getattr(self, name)!r} must be one of {', '.join(words)}")
         counts = (

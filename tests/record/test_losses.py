@@ -17,7 +17,7 @@ from duly import Duly
 from duly.errors import DulyError
 from duly.job import JobState
 from tests.eventually import eventually
-from tests.record.kit import read_rows
+from tests.record.kit import HOUR_MS, change_row, now_ms, read_rows
 from tests.record.working import working
 from tests.servers import Server, binary
 
@@ -106,7 +106,9 @@ class Traffic:
 
 
 @asynccontextmanager
-async def all_must_end(migrated_url: str, namespace: str) -> AsyncIterator[tuple[Loser, Traffic]]:
+async def all_must_end(
+    migrated_url: str, namespace: str, *, sends: bool = True
+) -> AsyncIterator[tuple[Loser, Traffic]]:
     loser = Loser()
     app = Duly(
         loser.server.url,
@@ -120,6 +122,8 @@ async def all_must_end(migrated_url: str, namespace: str) -> AsyncIterator[tuple
     traffic, stop = Traffic(app), asyncio.Event()
     try:
         async with app, working(app):
+            if not sends:
+                stop.set()
             sending = asyncio.create_task(traffic.send(stop))
             yield loser, traffic
             stop.set()
@@ -186,6 +190,30 @@ async def test_what_is_brought_after_an_outage_and_lost_then_comes_back(migrated
         loser.server.start()
         await note_for(loser, 0.6)
         loser.lose(0.23)
+
+
+@pytest.mark.parametrize("migrated_url", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("last_s", [None, 0.2, 1.1])
+async def test_jobs_from_beyond_the_horizon_come_back_that_were_promised_long_ago(
+    migrated_url, namespace, last_s
+):
+    """
+    Nothing but bringing them tells that Redis has them: their rows changed long before.
+    """
+    async with all_must_end(migrated_url, namespace, sends=False) as (loser, traffic):
+        for number in range(20):
+            await traffic.app.enqueue("loss", {"id": f"{number}", "takes": 0}, id=f"{number}", delay=4)
+        database = (await traffic.app.record()).database
+        long_ago = now_ms() - HOUR_MS
+        for number in range(20):
+            await change_row(database, f"{number}", accepted_ms=long_ago, changed_ms=long_ago)
+
+        async def brought() -> None:
+            loser.note()
+            assert {None} == {each.relay_ms for each in (await read_rows(database)).values()}
+
+        await eventually(brought)
+        loser.lose(last_s)
 
 
 @pytest.mark.parametrize("migrated_url", ["sqlite"], indirect=True)

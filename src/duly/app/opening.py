@@ -118,7 +118,11 @@ async def open_record(store: Store, settings: Settings, *, is_twin: bool = False
             if is_twin:
                 target.need_no_loop()
             record = WholeRecord(
-                target, store, horizon_ms=settings.horizon_ms, keep_ms=settings.record_keep_ms
+                target,
+                store,
+                horizon_ms=settings.horizon_ms,
+                keep_ms=settings.record_keep_ms,
+                works_alone=settings.record_away == "work",
             )
             await record.open()
     except BaseException:

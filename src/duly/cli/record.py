@@ -98,6 +98,39 @@ async def _stranger(target: Target) -> str | None:
         await store.link.aclose()
 
 
+@record.command(epilog=examples("duly record status", "duly record status --json"))
+@server
+@as_json
+def status(as_json: bool) -> int:
+    """
+    Show which generation of the queue counts, what was brought back to it, and what waits for it.
+
+    A generation is one life of the queue's servers. A new one begins after a restart or a failover; if the queue
+    has lost something, its open jobs are brought back, by due time.
+    """
+    from duly.record.status import COUNTED, status_of
+
+    target, namespace = record_of()
+    found = status_of(target, namespace)
+    if as_json:
+        print_json(found)
+        return OK
+    generation = found["generation"]
+    if generation is None:
+        click.echo("no queue has used this record yet")
+        return OK
+    since = utc(generation["since_ms"])
+    click.echo(f"generation {generation['number']} since {since}: {generation['reason']}")
+    for back in found["brought_back"]:
+        how_far = "all that was open" if back["done"] else "still going on"
+        click.echo(f"generation {back['generation']}: {jobs_of(back['jobs'])} brought back, {how_far}")
+    more = "or more " if found["waiting"] == COUNTED else ""
+    click.echo(f"waiting to be brought: {jobs_of(found['waiting'])} {more}".rstrip())
+    if not found["led"]:
+        click.echo("no process brings them: start a worker or `duly serve` with this record")
+    return OK
+
+
 @record.command(epilog=examples("duly record grants --to shop", "duly record grants --to shop | psql shop"))
 @server
 @click.option("--to", "role", required=True, metavar="ROLE", help="Of MariaDB USER@HOST; no host means any.")
