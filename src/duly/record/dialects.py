@@ -357,9 +357,10 @@ def _unnested(table: Table, many: tuple[str, ...]) -> Any:
 
 def notify(connection: Connection, namespace: str) -> None:
     """
-    Have the database tell the relays of other processes once this transaction is committed, if it can.
+    Have PostgreSQL tell the relays of other processes once this transaction is committed.
+
+    Never in a transaction of a user: until it is on the disk, no other one that does so can commit.
     """
-    if connection.dialect.name == "postgresql":
-        connection.execute(
-            text("SELECT pg_notify(:channel, :namespace)"), {"channel": CHANNEL, "namespace": namespace}
-        )
+    connection.execute(
+        text("SELECT pg_notify(:channel, :namespace)"), {"channel": CHANNEL, "namespace": namespace}
+    )
