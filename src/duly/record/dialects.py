@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 CONNECT_S = 10
 BUSY_MS = 10_000  #: how long SQLite waits for another writer
+LOCK_MS = 200  #: how long a statement of ours waits for a lock on PostgreSQL
+LOCK_S = 1  #: and on MariaDB, which counts whole seconds
 PREPARED_AFTER = 2  #: times that a statement was said to PostgreSQL, it is prepared
 BACKEND = "SELECT pg_backend_pid()"  #: the process that serves the connection at this moment
 CHANNEL = "duly_relay"  #: PostgreSQL tells other processes here that rows were committed
@@ -43,6 +45,8 @@ _POSTGRESQL: Dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # 
 
 # What a server says to one of two transactions that wait for each other, or that met: once more.
 _AGAIN = {"40001", "40P01", 1205, 1213}
+# That somebody else holds a lock.
+_LOCKED = {"55P03", 1205}
 # That a table is not there.
 _NO_TABLE = {"42P01", 1146}
 # That the user or its password is wrong, or a right is missing.
@@ -124,6 +128,40 @@ def tame(engine: Engine) -> None:
             event.listen(engine, "connect", _prepare)
 
 
+def limit_waiting(engine: Engine) -> None:
+    """
+    Let no statement of an engine of ours wait long for a lock, while its transaction holds locks itself.
+
+    Whoever has the lock may be a transaction of a user that stays open for hours.
+    """
+    match engine.dialect.name:
+        case "postgresql":
+            event.listen(engine, "connect", _limit_waiting)
+            event.listen(engine, "begin", _limit_waiting_once)
+        case "mysql":
+            event.listen(engine, "connect", _limit_waiting)
+
+
+def _limit_waiting(connection: Any, entry: Any) -> None:
+    driver = entry.driver_connection
+    cursor = connection.cursor()
+    if hasattr(driver, "prepare_threshold"):
+        # Behind a pooler the setting would go to whoever has the connection next.
+        if driver.prepare_threshold is None:
+            entry.info["duly_pooled"] = True
+        else:
+            cursor.execute(f"SET lock_timeout = {LOCK_MS}")
+            connection.commit()
+    else:
+        cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_S}")
+    cursor.close()
+
+
+def _limit_waiting_once(connection: Connection) -> None:
+    if "duly_pooled" in connection.info:
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {LOCK_MS}")
+
+
 def _leave_transactions(connection: Any, _: Any) -> None:
     # Python's own module would begin transactions by itself, and not for every statement.
     connection.isolation_level = None
@@ -183,6 +221,13 @@ def worth_repeating(error: DBAPIError) -> bool:
     Whether the database undid the transaction and asks for it again.
     """
     return bool(_codes(error) & _AGAIN) or "database is locked" in str(error.orig)
+
+
+def is_locked(error: DBAPIError) -> bool:
+    """
+    Return whether a statement gave up because somebody else holds a lock.
+    """
+    return bool(_codes(error) & _LOCKED)
 
 
 def lacks_table(error: DBAPIError) -> bool:
