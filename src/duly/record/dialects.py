@@ -4,12 +4,13 @@ Where databases differ: how each is reached, told to behave, and asked for what 
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import event, literal_column, text
-from sqlalchemy.dialects import postgresql
+from sqlalchemy import delete, event, literal_column, text
+from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.dialects.mysql import insert as mysql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.engine import make_url
@@ -41,6 +42,7 @@ DRIVERS = {
 _NAMES = {"mariadb": "mysql", "postgres": "postgresql"}
 FORMS = "sqlite:///path/to/file, postgresql://user@host/name or mysql://user@host/name"
 
+_MYSQL: Dialect = mysql.dialect()
 _POSTGRESQL: Dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # of SQLAlchemy's own
 
 # What a server says to one of two transactions that wait for each other, or that met: once more.
@@ -288,6 +290,14 @@ def _codes(error: DBAPIError) -> set[object]:
     return {getattr(error.orig, "sqlstate", None), getattr(error.orig, "pgcode", None), own}
 
 
+def dialect_of(connection: Connection) -> str:
+    """
+    Return which of the three databases it is: mysql also for MariaDB, whatever the caller's driver calls it.
+    """
+    name = connection.dialect.name
+    return "mysql" if name == "mariadb" else name
+
+
 def insert_absent(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> int | None:
     """
     Insert those rows whose primary key is free; how many that were, None where the database does not tell.
@@ -315,6 +325,40 @@ def _insert_unnested(connection: Connection, table: Table, rows: Sequence[dict[s
     always = list(table.primary_key.columns)[-1].name  # rows are counted by it
     values, many = told_once(columns, always)
     return connection.execute(_unnested(table, many), values).rowcount
+
+
+def delete_rows(
+    connection: Connection,
+    table: Table,
+    fixed: Mapping[str, str],
+    name: str,
+    values: Sequence[str],
+    *,
+    until_ms: int | None = None,
+) -> None:
+    """
+    Delete the rows of one of *values* in the column *name*, beside *fixed* ones in others.
+
+    With *until_ms* only those whose time is over by then.
+    """
+    if not values:
+        return
+    past = () if until_ms is None else (table.c.until_ms <= until_ms,)
+    if dialect_of(connection) != "mysql":
+        same = (table.c[column] == value for column, value in fixed.items())
+        connection.execute(delete(table).where(*same, table.c[name].in_(values), *past))
+        return
+    # Each looked up by its key.  For a list MariaDB may read, and lock, whatever has the same fixed values.
+    kind = table.c[name].type.compile(_MYSQL)
+    named = "".join(f" AND gone.{column} = :{column}" for column in fixed)
+    words = f"""
+        DELETE gone
+        FROM JSON_TABLE(:values_, '$[*]' COLUMNS (value {kind} PATH '$')) AS given
+          STRAIGHT_JOIN {table.name} AS gone ON gone.{name} = given.value{named}
+        {"WHERE gone.until_ms <= :until_ms" if past else ""}
+    """  # of our own tables
+    told = dict(fixed) | {"values_": json.dumps(list(values))}
+    connection.execute(text(words), told | ({"until_ms": until_ms} if past else {}))
 
 
 def told_once(columns: Mapping[str, Sequence[Any]], always: str) -> tuple[dict[str, Any], tuple[str, ...]]:
