@@ -133,6 +133,20 @@ async def test_an_open_transaction_keeps_up_no_other_job(app, sessions, hold, en
             assert ("made!" if ending == "commit" else "made later!") == await made.result(timeout=60)
 
 
+@pytest.mark.parametrize("migrated_url", ["sqlite"], indirect=True)
+async def test_an_old_snapshot_of_sqlite_keeps_up_nobody(app, sessions):
+    await app.enqueue(app.mail.job("first"), id="first", delay=HOUR_S)
+    async with sessions() as session:
+        await session.execute(text("BEGIN"))
+        seen = (await session.execute(select(jobs.c.id))).all()
+        async with working(app), asyncio.timeout(20):
+            sent = await asyncio.gather(*(app.enqueue(app.mail.job(f"{at}")) for at in range(OTHERS)))
+            assert [f"{at}!" for at in range(OTHERS)] == [await job.result(timeout=60) for job in sent]
+            assert JobState.cancelled is await app.job("mail", "first").cancel()
+            await eventually(partial(written, app, *(job.id for job in sent)))
+        assert seen == (await session.execute(select(jobs.c.id))).all()
+
+
 async def written(app, *ids):
     """
     Return whether the rows say that these jobs have succeeded.
