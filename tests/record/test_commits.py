@@ -152,3 +152,47 @@ async def test_a_database_that_comes_back_is_used_again():
         await database.aclose()
     finally:
         server.stop()
+
+
+class Locked(Exception):
+    """
+    What PostgreSQL says where a statement has waited long enough for a lock.
+    """
+
+    sqlstate = "55P03"
+
+
+async def test_what_is_locked_waits_alone_and_what_fails_fails_alone(database):
+    free = []
+
+    def run(_, items):
+        if "locked" in items and not free:
+            raise OperationalError("", {}, Locked())
+        if "bad" in items:
+            raise ValueError("bad")
+        return [f"{item}!" for item in items]
+
+    kind, commits = Kind(run, key=str, size=len), Commits(database)
+    words = ["first", *(f"{number}" for number in range(100)), "locked"]
+    calls = [asyncio.create_task(commits.ask(kind, word)) for word in words]
+    bad = asyncio.create_task(commits.ask(kind, "bad"))
+    async with asyncio.timeout(20):
+        answers = await asyncio.gather(*calls[:90])
+        await asyncio.wait([bad])
+        assert "late!" == await commits.ask(kind, "late")
+    assert [f"{word}!" for word in words[:90]] == answers
+    assert "bad" == str(bad.exception())
+    assert not calls[-1].done()
+    free.append(True)
+    async with asyncio.timeout(20):
+        assert "locked!" == await calls[-1]
+
+
+async def test_what_is_locked_for_too_long_is_refused(database, monkeypatch):
+    monkeypatch.setattr("duly.record.commits.ANSWERS_WITHIN_S", 0.1)
+
+    def run(*_):
+        raise OperationalError("", {}, Locked())
+
+    with pytest.raises(RecordUnavailable, match="somebody else has locked what the record needs"):
+        await Commits(database).ask(Kind(run, key=str, size=len), "a")

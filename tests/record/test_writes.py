@@ -271,7 +271,7 @@ async def test_a_row_that_retention_takes_away_meanwhile_is_new(rows, migrated_u
         monkeypatch.undo()
         return find(connection, *words, **options)
 
-    monkeypatch.setattr("duly.record.writes.find", taken_away)
+    monkeypatch.setattr("duly.record.stored.find", taken_away)
     answers = await rows.accept(wanted(A, b"2"), wanted(B, b"2"), now=LATER)
     engine.dispose()
     assert ["created", "kept"] == [each.answer.word for each in answers]

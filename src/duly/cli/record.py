@@ -13,8 +13,9 @@ import click
 from duly.cli.loop import run
 from duly.cli.main import COMMANDS, NO, OK
 from duly.cli.options import STATES, TOPIC, as_json, examples, flags_of, record_of, server
-from duly.cli.output import print_json, print_json_line, print_table
+from duly.cli.output import jobs_of, print_json, print_json_line, print_table
 from duly.cli.reconcile import reconcile
+from duly.durations import say_ms
 
 if TYPE_CHECKING:
     from duly.record.target import Target
@@ -119,7 +120,7 @@ def status(as_json: bool) -> int:
     if generation is None:
         click.echo("no queue has used this record yet")
         return OK
-    since = utc(generation["since_ms"])
+    since = say_ms(generation["since_ms"])
     click.echo(f"generation {generation['number']} since {since}: {generation['reason']}")
     for back in found["brought_back"]:
         how_far = "all that was open" if back["done"] else "still going on"

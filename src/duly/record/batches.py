@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import text
 
-from duly.record.dialects import array
+from duly.record.dialects import array, dialect_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 
 _HERE = files("duly.record.sql")
+
+SKIP = "SKIP LOCKED"  #: what is said to PostgreSQL in the place of `unless_locked`
 
 
 @cache
@@ -44,25 +46,51 @@ def filled(name: str, **words: str) -> TextClause:
 
 
 def run_batch(
-    connection: Connection, name: str, fixed: dict[str, Any], rows: Sequence[dict[str, Any]]
-) -> None:
+    connection: Connection,
+    name: str,
+    fixed: dict[str, Any],
+    rows: Sequence[dict[str, Any]],
+    *,
+    wait: bool = False,
+) -> int:
     """
     Run a statement for all *rows*, each of another job.
+
+    Jobs whose rows other transactions have locked are left out; with *wait* the statement waits for them.
+
+    Returns: the number of jobs that it came to, at most: some are locked if these are fewer than *rows*, or
+    stand at other revisions.
     """
     if not rows:
-        return
+        return 0
     # In one order everywhere, so that two transactions with the same rows seldom wait for each other.
     rows = sorted(rows, key=lambda row: (row["topic"], row["id"]))
-    dialect = "mysql" if connection.dialect.name == "mariadb" else connection.dialect.name
+    dialect = dialect_of(connection)
     match dialect:
         case "sqlite":
             # No way to a server: each costs less than putting them into one would.
             connection.execute(statement(name, dialect), [fixed | row for row in rows])
         case "postgresql":
             columns = {column: array([row[column] for row in rows]) for column in rows[0]}
-            connection.execute(statement(name, dialect), fixed | columns)
+            words = filled(name, unless_locked="" if wait else SKIP)
+            return connection.execute(words, fixed | columns).rowcount
         case _:
+            if not wait and not (rows := _free(connection, fixed["namespace"], rows)):
+                return 0
             # JSON has no bytes: they travel as base64.  To have a driver send one after the other took it
             # five to twenty times as long.
             whole = {"rows": msgspec.json.encode(rows).decode()}
             connection.execute(statement(name, dialect), fixed | whole)
+    return len(rows)
+
+
+def _free(connection: Connection, namespace: str, rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """
+    Lock the jobs of *rows* that nobody else has locked, and return the rows of these.
+
+    An update of MariaDB cannot pass over what is locked.
+    """
+    asked = [{name: row[name] for name in ("topic", "id", "revision")} for row in rows]
+    told = {"namespace": namespace, "rows": msgspec.json.encode(asked).decode()}
+    free = {(topic, id_) for topic, id_ in connection.execute(statement("free", "mysql"), told)}
+    return [row for row in rows if (row["topic"], row["id"]) in free]

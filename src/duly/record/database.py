@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -19,14 +20,17 @@ from sqlalchemy.util import greenlet_spawn
 
 from duly.errors import LayoutMismatch, OutcomeUnknown, RecordUnavailable, ServerUnsuitable, UsageError
 from duly.forks import importing
+from duly.pauses import Pauses
 from duly.record import pool
 from duly.record.dialects import (
     arguments,
     is_forbidden,
+    is_locked,
     is_outage,
     is_passing_state,
     lacks_grant,
     lacks_table,
+    limit_waiting,
     parse,
     tame,
     worth_repeating,
@@ -53,11 +57,18 @@ ANSWERS_WITHIN_S = 30  #: a transaction, waiting for a connection and for locks 
 GRANTS = "`duly record grants` prints what its role needs"
 TRIES = 4
 PAUSE_S = 0.02  #: before the second try, doubled for each further one
+LOCKED_PAUSE_S = 0.25  #: at most, before the next try where somebody else holds a lock
 
 
 class GrantMissing(ServerUnsuitable):
     """
     The role of the record lacks a grant: what was tried will not work before somebody gives it.
+    """
+
+
+class RowsLocked(RecordUnavailable):
+    """
+    Another transaction, which may be a user's, holds a lock; nothing was changed.
     """
 
 
@@ -117,21 +128,24 @@ class Database:
                 **arguments(self.url),
             )
         tame(engine.sync_engine)
+        limit_waiting(engine.sync_engine)
         return engine
 
-    async def write(self, work: Callable[[Connection], T]) -> T:
+    async def write(self, work: Callable[[Connection], T], *, wait: bool = True) -> T:
         """
         Run *work* in a transaction, commit, and return what it returned.
 
-        It may be run again: after a deadlock, or where a connection was lost.  It recognises itself what an
+        It may be run again: after a deadlock, or where a connection was lost, or where somebody else holds a
+        lock, for which it waits as long as for anything, a moment at a time.  It recognises itself what an
         earlier run may have committed.
 
         Raises:
+            RowsLocked: Somebody else holds a lock; nothing was changed.  With *wait*, only after that time.
             RecordUnavailable: The database cannot be reached; nothing was changed.
             LayoutMismatch, ServerUnsuitable: It lacks tables, or refuses for good; nothing was changed.
             OutcomeUnknown: It may have been committed, the answer was lost; repeating it is safe.
         """
-        return await self._repeat(self.engine, work)
+        return await self._repeat(self.engine, work, wait=wait)
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """
@@ -175,12 +189,15 @@ class Database:
         elif self._handed is not None:
             refuse_forked(self._handed)
 
-    async def _repeat(self, engine: AnyEngine, work: Callable[[Connection], T]) -> T:
+    async def _repeat(self, engine: AnyEngine, work: Callable[[Connection], T], *, wait: bool = True) -> T:
         if not self._looked:
             self._look_for_file()
         self._claim()
         in_doubt = False
-        for number in range(1, TRIES + 1):
+        number = 0
+        locks = Pauses(PAUSE_S, LOCKED_PAUSE_S)
+        until_s = time.monotonic() + ANSWERS_WITHIN_S
+        while True:
             attempt = _Attempt(engine, self._in_threads)
             try:
                 async with asyncio.timeout(ANSWERS_WITHIN_S):
@@ -193,11 +210,18 @@ class Database:
                 if not (isinstance(error, SQLAlchemyError | OSError | TimeoutError) or of_driver(error)):
                     raise
                 in_doubt = in_doubt or attempt.committing
-                if number == TRIES or not _passing(error, attempt):
-                    raise _said(error, in_doubt=in_doubt) from error
+                if isinstance(error, DBAPIError) and is_locked(error):
+                    if not wait or time.monotonic() > until_s:
+                        raise _said(error, in_doubt=in_doubt) from error
+                    # Without a connection, which others need meanwhile.
+                    pause_s = locks.take()
+                else:
+                    number += 1
+                    if number == TRIES or not _passing(error, attempt):
+                        raise _said(error, in_doubt=in_doubt) from error
+                    pause_s = PAUSE_S * 2 ** (number - 1)
                 log.debug("once more: %s", first_line(error))
-            await asyncio.sleep(PAUSE_S * 2 ** (number - 1))
-        raise AssertionError  # the last try returned or raised
+            await asyncio.sleep(pause_s)
 
 
 class _Attempt:
@@ -280,6 +304,8 @@ def _said(error: Exception, *, in_doubt: bool) -> Exception:
     what = first_line(error)
     if in_doubt:
         return OutcomeUnknown(f"the record's answer was lost: {what}; repeating the same call is safe")
+    if isinstance(error, DBAPIError) and is_locked(error):
+        return RowsLocked(f"a transaction of somebody else has locked what the record needs: {what}")
     if isinstance(error, DBAPIError) and not is_outage(error):
         return refusal_of(error)
     if of_driver(error) and not is_passing_state(getattr(error, "sqlstate", None)):

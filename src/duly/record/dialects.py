@@ -4,12 +4,13 @@ Where databases differ: how each is reached, told to behave, and asked for what 
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import event, literal_column, text
-from sqlalchemy.dialects import postgresql
+from sqlalchemy import delete, event, literal_column, text
+from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.dialects.mysql import insert as mysql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.engine import make_url
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 CONNECT_S = 10
 BUSY_MS = 10_000  #: how long SQLite waits for another writer
+LOCK_MS = 200  #: how long a statement of ours waits for a lock on PostgreSQL
+LOCK_S = 1  #: and on MariaDB, which counts whole seconds
 PREPARED_AFTER = 2  #: times that a statement was said to PostgreSQL, it is prepared
 BACKEND = "SELECT pg_backend_pid()"  #: the process that serves the connection at this moment
 CHANNEL = "duly_relay"  #: PostgreSQL tells other processes here that rows were committed
@@ -39,10 +42,13 @@ DRIVERS = {
 _NAMES = {"mariadb": "mysql", "postgres": "postgresql"}
 FORMS = "sqlite:///path/to/file, postgresql://user@host/name or mysql://user@host/name"
 
+_MYSQL: Dialect = mysql.dialect()
 _POSTGRESQL: Dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # of SQLAlchemy's own
 
 # What a server says to one of two transactions that wait for each other, or that met: once more.
 _AGAIN = {"40001", "40P01", 1205, 1213}
+# That somebody else holds a lock.
+_LOCKED = {"55P03", 1205}
 # That a table is not there.
 _NO_TABLE = {"42P01", 1146}
 # That the user or its password is wrong, or a right is missing.
@@ -125,6 +131,40 @@ def tame(engine: Engine) -> None:
             event.listen(engine, "connect", _prepare)
 
 
+def limit_waiting(engine: Engine) -> None:
+    """
+    Let no statement of an engine of ours wait long for a lock, while its transaction holds locks itself.
+
+    Whoever has the lock may be a transaction of a user that stays open for hours.
+    """
+    match engine.dialect.name:
+        case "postgresql":
+            event.listen(engine, "connect", _limit_waiting)
+            event.listen(engine, "begin", _limit_waiting_once)
+        case "mysql":
+            event.listen(engine, "connect", _limit_waiting)
+
+
+def _limit_waiting(connection: Any, entry: Any) -> None:
+    driver = entry.driver_connection
+    cursor = connection.cursor()
+    if hasattr(driver, "prepare_threshold"):
+        # Behind a pooler the setting would go to whoever has the connection next.
+        if driver.prepare_threshold is None:
+            entry.info["duly_pooled"] = True
+        else:
+            cursor.execute(f"SET lock_timeout = {LOCK_MS}")
+            connection.commit()
+    else:
+        cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_S}")
+    cursor.close()
+
+
+def _limit_waiting_once(connection: Connection) -> None:
+    if "duly_pooled" in connection.info:
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {LOCK_MS}")
+
+
 def _leave_transactions(connection: Any, _: Any) -> None:
     # Python's own module would begin transactions by itself, and not for every statement.
     connection.isolation_level = None
@@ -186,6 +226,13 @@ def worth_repeating(error: DBAPIError) -> bool:
     Whether the database undid the transaction and asks for it again.
     """
     return bool(_codes(error) & _AGAIN) or "database is locked" in str(error.orig)
+
+
+def is_locked(error: DBAPIError) -> bool:
+    """
+    Return whether a statement gave up because somebody else holds a lock.
+    """
+    return bool(_codes(error) & _LOCKED)
 
 
 def lacks_table(error: DBAPIError) -> bool:
@@ -254,6 +301,14 @@ def _codes(error: DBAPIError) -> set[object]:
     return {getattr(error.orig, "sqlstate", None), getattr(error.orig, "pgcode", None), own}
 
 
+def dialect_of(connection: Connection) -> str:
+    """
+    Return which of the three databases it is: mysql also for MariaDB, whatever the caller's driver calls it.
+    """
+    name = connection.dialect.name
+    return "mysql" if name == "mariadb" else name
+
+
 def insert_absent(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> int | None:
     """
     Insert those rows whose primary key is free; how many that were, None where the database does not tell.
@@ -281,6 +336,40 @@ def _insert_unnested(connection: Connection, table: Table, rows: Sequence[dict[s
     always = list(table.primary_key.columns)[-1].name  # rows are counted by it
     values, many = told_once(columns, always)
     return connection.execute(_unnested(table, many), values).rowcount
+
+
+def delete_rows(
+    connection: Connection,
+    table: Table,
+    fixed: Mapping[str, str],
+    name: str,
+    values: Sequence[str],
+    *,
+    until_ms: int | None = None,
+) -> None:
+    """
+    Delete the rows of one of *values* in the column *name*, beside *fixed* ones in others.
+
+    With *until_ms* only those whose time is over by then.
+    """
+    if not values:
+        return
+    past = () if until_ms is None else (table.c.until_ms <= until_ms,)
+    if dialect_of(connection) != "mysql":
+        same = (table.c[column] == value for column, value in fixed.items())
+        connection.execute(delete(table).where(*same, table.c[name].in_(values), *past))
+        return
+    # Each looked up by its key.  For a list MariaDB may read, and lock, whatever has the same fixed values.
+    kind = table.c[name].type.compile(_MYSQL)
+    named = "".join(f" AND gone.{column} = :{column}" for column in fixed)
+    words = f"""
+        DELETE gone
+        FROM JSON_TABLE(:values_, '$[*]' COLUMNS (value {kind} PATH '$')) AS given
+          STRAIGHT_JOIN {table.name} AS gone ON gone.{name} = given.value{named}
+        {"WHERE gone.until_ms <= :until_ms" if past else ""}
+    """  # of our own tables
+    told = dict(fixed) | {"values_": json.dumps(list(values))}
+    connection.execute(text(words), told | ({"until_ms": until_ms} if past else {}))
 
 
 def told_once(columns: Mapping[str, Sequence[Any]], always: str) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -368,9 +457,10 @@ def _unnested(table: Table, many: tuple[str, ...]) -> Any:
 
 def notify(connection: Connection, namespace: str) -> None:
     """
-    Have the database tell the relays of other processes once this transaction is committed, if it can.
+    Have PostgreSQL tell the relays of other processes once this transaction is committed.
+
+    Never in a transaction of a user: until it is on the disk, no other one that does so can commit.
     """
-    if connection.dialect.name == "postgresql":
-        connection.execute(
-            text("SELECT pg_notify(:channel, :namespace)"), {"channel": CHANNEL, "namespace": namespace}
-        )
+    connection.execute(
+        text("SELECT pg_notify(:channel, :namespace)"), {"channel": CHANNEL, "namespace": namespace}
+    )

@@ -7,11 +7,12 @@ Of a batch there is a row for every 125 lines, so that each is as small as an en
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from sqlalchemy import delete, func, literal_column, select, update
+from sqlalchemy import func, literal_column, select, update
 
 from duly.errors import JobExists, OutcomeUnknown, QueueFull
 from duly.idempotency import (
@@ -31,7 +32,8 @@ from duly.idempotency import (
     same_request,
     write_entry,
 )
-from duly.record.dialects import insert_absent
+from duly.record.batches import statement
+from duly.record.dialects import delete_rows, dialect_of, insert_absent
 from duly.record.tables import idempotency
 from duly.record.writes import Wanted, Written
 from duly.store.answers import full
@@ -294,9 +296,7 @@ def _note_lines(
     Returns: when the batch came first, what was noted before, and the bytes that were added.
     """
     batch, names = lines.batch, lines.rows()
-    connection.execute(
-        delete(idempotency).where(*_named(batch.namespace, names), idempotency.c.until_ms <= now_ms)
-    )
+    _forget(connection, batch.namespace, names, now_ms)
     # The first row says when the batch came, and until when its key counts.
     head = select(idempotency.c.until_ms).where(*_named(batch.namespace, [batch.row(0)]))
     until_ms = connection.scalar(head) or until_ms
@@ -315,7 +315,7 @@ def _note_lines(
                 _write(connection, batch.namespace, name, found[name] + some[len(was) :])
     elif made := [name for name in names if name not in kept]:
         # Of a batch that is refused nothing is kept.
-        connection.execute(delete(idempotency).where(*_named(batch.namespace, made)))
+        delete_rows(connection, idempotency, {"namespace": batch.namespace}, "name", made)
     came = found[batch.row(0)]
     since_ms = 0 if came == new else int.from_bytes(came[:SINCE_BYTES])
     return since_ms, lines_of(b"".join(before)), added
@@ -334,8 +334,12 @@ def _locked(connection: Connection, namespace: str, names: Sequence[str]) -> dic
     """
     What rows have; nobody else changes them until the transaction is over.
     """
-    look = select(idempotency.c.name, idempotency.c.about).where(*_named(namespace, names))
-    found = connection.execute(look.order_by(idempotency.c.name).with_for_update())
+    if dialect_of(connection) == "mysql":
+        told = {"namespace": namespace, "names": json.dumps(names)}
+        found = connection.execute(statement("entries", "mysql"), told)
+    else:
+        look = select(idempotency.c.name, idempotency.c.about).where(*_named(namespace, names))
+        found = connection.execute(look.order_by(idempotency.c.name).with_for_update())
     return {name: bytes(about) for name, about in found}
 
 
@@ -365,11 +369,16 @@ class Expiry:
         now_ms = self._clock.now().floor_ms
         past = (idempotency.c.namespace == self._namespace, idempotency.c.until_ms <= now_ms)
         look = select(idempotency.c.name).where(*past).limit(AT_ONCE)
-        names = await self._database.read(lambda connection: connection.scalars(look).all())
-        if names:
-            drop = delete(idempotency).where(*past, idempotency.c.name.in_(names))
-            await self._database.write(lambda connection: connection.execute(drop))
-        return len(names)
+        if not await self._database.read(lambda connection: connection.scalars(look).all()):
+            return 0
+
+        def drop(connection: Connection) -> int:
+            # What somebody has locked is gone when its turn comes again.
+            names = connection.scalars(look.with_for_update(skip_locked=True)).all()
+            delete_rows(connection, idempotency, {"namespace": self._namespace}, "name", names)
+            return len(names)
+
+        return await self._database.write(drop)
 
 
 def accept_once(
@@ -410,8 +419,7 @@ def _reserved(
     Write entries for requests that have none, and return those that have an answer, or are of others.
     """
     names = sorted(keyed)
-    past = idempotency.c.until_ms <= now.floor_ms
-    connection.execute(delete(idempotency).where(*_named(namespace, names), past))
+    _forget(connection, namespace, names, now.floor_ms)
     rows = [
         {
             "namespace": namespace,
@@ -429,6 +437,15 @@ def _reserved(
         for name, entry in found.items()
         if entry.answered or entry.digest != _once(keyed[name]).digest
     }
+
+
+def _forget(connection: Connection, namespace: str, names: Sequence[str], now_ms: int) -> None:
+    """
+    Delete those entries whose time is over, of which there are few: the others are only looked at.
+    """
+    past = select(idempotency.c.name).where(*_named(namespace, names), idempotency.c.until_ms <= now_ms)
+    gone = connection.scalars(past).all()
+    delete_rows(connection, idempotency, {"namespace": namespace}, "name", gone, until_ms=now_ms)
 
 
 def _standing(connection: Connection, namespace: str, names: Sequence[str], now_ms: int) -> dict[str, Entry]:

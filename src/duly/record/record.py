@@ -26,10 +26,10 @@ from duly.record import writes
 from duly.record.clock import Clock
 from duly.record.commits import Commits, Kind
 from duly.record.crashpoints import crash_point
-from duly.record.dialects import notify
 from duly.record.holding import Holding
 from duly.record.idempotency import accept_once
 from duly.record.limits import NO_LIMIT, RecordLimits, accept_within
+from duly.record.notices import Notifier
 from duly.record.schema import require
 from duly.record.sessions import after_commit, within
 from duly.record.stored import find
@@ -107,6 +107,7 @@ class Record:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._first = asyncio.Lock()
         self._away_until_s = 0.0
+        self._notifier = Notifier(database, store.namespace)
         self._limits = RecordLimits(database, store, self.clock)
         self._accepting: Kind[Wanted, Written] = Kind(
             self._accept,
@@ -182,6 +183,7 @@ class Record:
             LayoutMismatch: Its tables are missing or of another version; the message says what to do.
         """
         self._loop = asyncio.get_running_loop()
+        self._notifier.open()
         await self.database.read(require)
         await self.clock.look()
         if self.store.link.before is not None:
@@ -235,6 +237,7 @@ class Record:
         """
         Close connections to the database.
         """
+        await self._notifier.settle()
         await self.absence.aclose()
         await self.database.aclose()
 
@@ -484,15 +487,16 @@ class Record:
     async def _within(self, session: AnySession, work: Callable[[Connection], T]) -> T:
         await self.clock.look()
 
-        def told(connection: Connection) -> T:
-            answer = work(connection)
-            notify(connection, self._namespace)
-            return answer
-
-        answer = await within(session, told)
-        if self.relay is not None:
-            after_commit(session, self.hint)
+        answer = await within(session, work)
+        after_commit(session, self._committed)
         return answer
+
+    def _committed(self) -> None:
+        """
+        Tell the relays of this process and of others; from any thread.
+        """
+        self.hint()
+        self._notifier.tell()
 
     def hint(self) -> None:
         """

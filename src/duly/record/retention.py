@@ -7,9 +7,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sqlalchemy import and_, delete, func, select
+from sqlalchemy import and_, func, select
 
 from duly.job import JobKey, JobState
+from duly.record.dialects import delete_rows
 from duly.record.pages import Place, page_of, place_behind
 from duly.record.tables import attempts, jobs
 
@@ -87,11 +88,7 @@ def drop_ended(connection: Connection, namespace: str, before_ms: int, keys: Seq
         still = select(jobs.c.id).where(*named, _past(before_ms)).with_for_update(skip_locked=True)
         ids = connection.scalars(still).all()
         for table in (attempts, jobs):
-            connection.execute(
-                delete(table).where(
-                    table.c.namespace == namespace, table.c.topic == topic, table.c.id.in_(ids)
-                )
-            )
+            delete_rows(connection, table, {"namespace": namespace, "topic": topic}, "id", ids)
         dropped += len(ids)
     return dropped
 

@@ -45,9 +45,7 @@ def status_of(source: AnyTarget, namespace: str) -> dict[str, Any]:
             ],
             "waiting": _waiting(connection, namespace),
             "led": bool(
-                connection.execute(
-                    select(leaders.c.holder).where(leaders.c.namespace == namespace)
-                ).scalar()
+                connection.execute(select(leaders.c.holder).where(leaders.c.namespace == namespace)).scalar()
             ),
         }
 

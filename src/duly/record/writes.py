@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from duly.errors import Conflict, DulyError, JobExists, JobNotFound
 from duly.job import JobKey, JobState, Placed
-from duly.record.dialects import insert_absent
 from duly.record.rows import JobRow, due_of, next_revision, relay_at, row_of, same, state_of
-from duly.record.stored import find, store
-from duly.record.tables import jobs
+from duly.record.stored import find, insert_rows, lock_rows, store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -81,14 +79,25 @@ def accept(connection: Connection, namespace: str, wanted: Sequence[Wanted], now
     fresh = [row_of(namespace, order, request, now) for order, request in wanted]
     # In one order everywhere, so that two transactions with the same keys never wait for each other.
     in_order = sorted(fresh, key=lambda row: (row.topic, row.id))
-    made = insert_absent(connection, jobs, [row._asdict() for row in in_order])
-    if made == len(fresh):
+    standing = insert_rows(connection, namespace, in_order)
+    if not standing:
         return [_made(row, now) for row in fresh]
-    standing = find(connection, namespace, [row.key for row in fresh], lock=True)
-    while gone := [row for row in in_order if row.key not in standing]:
-        # They were there a moment ago, ended, and their time to be kept is over: these are new.
-        insert_absent(connection, jobs, [row._asdict() for row in gone])
-        standing |= find(connection, namespace, [row.key for row in gone], lock=True)
+    # Only what is to be replaced is locked: whoever keeps a job, or repeats a call, waits for nobody and
+    # keeps nobody waiting.
+    replaced = {
+        order.key
+        for order, request in wanted
+        if order.on_conflict == "replace"
+        and (old := standing.get(order.key)) is not None
+        and old.request != request
+    }
+    while replaced:
+        locked = lock_rows(connection, namespace, replaced)
+        replaced -= locked.keys()
+        standing = {key: row for key, row in standing.items() if key not in replaced} | locked
+        # Retention took these away meanwhile.
+        gone = [row for row in in_order if row.key in replaced]
+        replaced &= insert_rows(connection, namespace, gone).keys()
     return _settle(connection, wanted, fresh, standing, now)
 
 
@@ -100,14 +109,16 @@ def _settle(
     connection: Connection,
     wanted: Sequence[Wanted],
     fresh: Sequence[JobRow],
-    standing: dict[JobKey, JobRow],
+    standing: Mapping[JobKey, JobRow],
     now: Moment,
 ) -> list[Written]:
     answers: list[Written] = []
     replaced: list[JobRow] = []
     for (order, request), row in zip(wanted, fresh, strict=True):
-        old = standing[row.key]
-        if old.request == request:
+        old = standing.get(row.key)
+        if old is None:
+            answers.append(_made(row, now))
+        elif old.request == request:
             word: Literal["created", "replaced"] = (
                 "created" if old.changed_ms == old.accepted_ms else "replaced"
             )

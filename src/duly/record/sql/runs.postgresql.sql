@@ -15,16 +15,23 @@ WITH given AS MATERIALIZED (
   FROM given
   WHERE token <> 0
   /* unless_there */
+), free AS MATERIALIZED (  -- locked first, because an update cannot pass over what others have locked
+  SELECT ended.*
+  FROM (
+      SELECT CAST(:namespace AS text) AS namespace, given.*
+      FROM given
+      WHERE given.state >= :succeeded AND given.id = given.id || '' OFFSET 0
+    ) AS ended
+    JOIN duly_jobs AS job
+    ON job.namespace = ended.namespace AND job.topic = ended.topic AND job.id = ended.id
+  WHERE job.revision = ended.revision AND job.generation <= ended.generation AND job.state = 0
+  FOR NO KEY UPDATE OF job /* unless_locked */
 )
 UPDATE duly_jobs AS job
 SET state = ended.state, outcome = NULLIF(ended.outcome, ''), attempts = ended.attempts, crashes = ended.crashes,
     started_ms = NULLIF(ended.started_ms, 0), ended_ms = ended.ended_ms, lateness_ms = ended.lateness_ms,
     hydrated = job.revision, relay_ms = NULL,
     changed_ms = CASE WHEN ended.token = 0 THEN ended.ended_ms ELSE job.changed_ms END
-FROM (
-    SELECT CAST(:namespace AS text) AS namespace, given.*
-    FROM given
-    WHERE given.state >= :succeeded AND given.id = given.id || '' OFFSET 0
-  ) AS ended
+FROM free AS ended
 WHERE job.namespace = ended.namespace AND job.topic = ended.topic AND job.id = ended.id
   AND job.revision = ended.revision AND job.generation <= ended.generation AND job.state = 0
