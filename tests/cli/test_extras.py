@@ -59,6 +59,7 @@ COMMANDS: dict[tuple[str, ...], tuple[tuple[str, ...], str | None]] = {
     ("record", "migrate"): (RECORD, "record"),
     ("record", "partitions"): (RECORD, "record"),
     ("record", "reconcile"): (RECORD, "record"),
+    ("record", "status"): (RECORD, "record"),
     ("replies",): (("answers",), None),
     ("serve",): (("--port", "0"), "server"),
     ("stats",): ((), None),

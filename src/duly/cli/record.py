@@ -106,8 +106,8 @@ def status(as_json: bool) -> int:
     """
     Show which generation of the queue counts, what was brought back to it, and what waits for it.
 
-    A generation is one life of the queue's servers. A new one begins after a restart or a failover; if the queue
-    has lost something, its open jobs are brought back, by due time.
+    A generation is one life of the queue's servers. A new one begins after a restart or a failover; if the
+    queue has lost something, its open jobs are brought back, by due time.
     """
     from duly.record.status import COUNTED, status_of
 

@@ -12,7 +12,7 @@ import logging
 from contextlib import suppress
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from duly.events import Verb, rows_of
 from duly.feed import EventsLost, Feed
@@ -43,15 +43,6 @@ AT_ONCE = 100  #: script calls whose events are looked at together
 
 _ENDINGS = frozenset({Verb.acked, Verb.buried, Verb.cancelled})
 _COUNTED = frozenset({Verb.retried, Verb.recovered})
-
-
-class Caught(NamedTuple):
-    """
-    What some events have to tell the record, and the place behind them.
-    """
-
-    runs: list[EndedRun]
-    place: Place
 
 
 class Net:
@@ -120,13 +111,13 @@ class Net:
         entries = await self._next(shard, place)
         if not entries:
             return 0
-        caught = await self._catch(entries)
-        moved = await self._database.write(
-            lambda connection: self._write(connection, shard, generation, place, caught)
+        runs = await self._catch(entries)
+        seen, behind = await self._database.write(
+            lambda connection: self._write(connection, shard, generation, place, entries, runs)
         )
-        if moved:
-            await self._confirm(shard, caught.place)
-        return len(entries)
+        if behind is not None:
+            await self._confirm(shard, behind)
+        return seen
 
     def _former(self, connection: Connection, generation: int) -> bool:
         """
@@ -172,7 +163,7 @@ class Net:
             return await self._feed.packed(shard, await self._feed.first(shard), AT_ONCE)
         return []
 
-    async def _catch(self, entries: Sequence[Packed]) -> Caught:
+    async def _catch(self, entries: Sequence[Packed]) -> list[EndedRun]:
         ended: dict[JobKey, Packed] = {}
         runs: list[EndedRun] = []
         for entry in entries:
@@ -187,8 +178,7 @@ class Net:
             for row in rows_of(entry)
             if row.verb in _ENDINGS and row.head.revision == still_open.get(row.key)
         ]
-        runs += await self._ended(ends)
-        return Caught(runs, Place(entries[-1].offset, entries[-1].at_ms))
+        return runs + await self._ended(ends)
 
     def _open(self, connection: Connection, keys: Iterable[JobKey]) -> dict[JobKey, int]:
         """
@@ -207,18 +197,33 @@ class Net:
     # -- the record ---------------------------------------------------------------------------------------
 
     def _write(
-        self, connection: Connection, shard: int, generation: int, before: Place | None, caught: Caught
-    ) -> bool:
+        self,
+        connection: Connection,
+        shard: int,
+        generation: int,
+        before: Place | None,
+        entries: Sequence[Packed],
+        runs: Sequence[EndedRun],
+    ) -> tuple[int, Place | None]:
         """
-        Tell the record, and whether its place is behind these events now: others may have been quicker, with
-        fewer of them.
+        Tell the record: behind how many events its place is then, and the place, None if it has not moved.
+
+        Others may have been quicker, with fewer events.  Rows that somebody else has locked are passed over,
+        and the place stays in front of what told of them.
         """
         namespace = self._store.namespace
-        write_runs(connection, namespace, [(run, generation) for run in caught.runs])
+        told = [(run, generation) for run in runs]
+        locked = write_runs(connection, namespace, told, skip_locked=True)
         crash_point("net.written")
-        moved = move(connection, namespace, shard, before, caught.place)
+        done = (
+            list(takewhile(lambda entry: locked.isdisjoint(_jobs_in(entry)), entries)) if locked else entries
+        )
+        if not done:
+            return 0, None
+        behind = Place(done[-1].offset, done[-1].at_ms)
+        moved = move(connection, namespace, shard, before, behind)
         crash_point("net.moved")
-        return moved
+        return len(done), behind if moved else None
 
     async def _confirm(self, shard: int, place: Place) -> None:
         """
@@ -229,6 +234,10 @@ class Net:
         meta = self._store.keys[shard].fixed["meta"]
         await self._store.link.call("HSET", meta, "recorded_ms", place.at_ms)
         crash_point("net.confirmed")
+
+
+def _jobs_in(entry: Packed) -> list[JobKey]:
+    return [JobKey.of(member) for member in entry.values[b"members"].decode().split("\n")]
 
 
 def _ended_in(entry: Packed) -> list[JobKey]:

@@ -8,6 +8,7 @@ import asyncio
 from functools import partial
 
 import pytest
+from sqlalchemy import select
 
 from duly.events import Offset
 from duly.job import JobState
@@ -17,6 +18,7 @@ from duly.record.outcomes import write_runs
 from duly.record.places import Place, move
 from duly.record.relay import Relay
 from duly.record.runs import EndedRun
+from duly.record.tables import jobs
 from duly.store import Keeping
 from tests.record.way.kit import HORIZON_MS, NOW, change, commit, key, position_of, promised, rows_of, runs_of
 from tests.shards import ids_on, on_all, one_id_on_each, promote_all, recover_all, shard_of
@@ -315,3 +317,28 @@ async def test_behind_a_gap_it_goes_on_with_what_is_left(net, database, store, f
     assert "are lost: trimmed" in caplog.text
     assert last.counter == (await position_of(database, shard)).counter
     assert 1 <= sum(row.state == JobState.succeeded for row in (await rows_of(database)).values())
+
+
+@pytest.mark.parametrize("migrated_url", ["postgresql", "mariadb"], indirect=True)
+async def test_a_locked_row_stops_nobody_and_its_ending_is_not_passed_by(
+    database, store, net, bring, namespace, clock
+):
+    first, second, third = ids_on(store, "mail", 0, 3)
+    await bring(first, second, third)
+    for lease in sorted(await claim(store), key=lambda lease: [first, second, third].index(lease.key.id)):
+        await store.ack(lease, b"1")
+    clock.advance(ms=2_000)
+    async with database.engine.connect() as user:
+        await user.execute(select(jobs.c.id).where(jobs.c.id == second).with_for_update())
+        while await net.run_once():
+            pass
+        rows = await rows_of(database)
+        assert [JobState.succeeded, JobState.scheduled, JobState.succeeded] == [
+            rows[id_].state for id_ in (first, second, third)
+        ]
+        before = await position_of(database, 0)
+        await user.rollback()
+    while await net.run_once():
+        pass
+    assert {JobState.succeeded} == {row.state for row in (await rows_of(database)).values()}
+    assert before is None or before.counter < (await position_of(database, 0)).counter
