@@ -217,3 +217,23 @@ async def test_a_split_is_noticed_within_an_approval_also_by_a_process_that_rene
     monkeypatch.setattr("duly.record.guard.RENEWED_MS", 60_000)
     with pytest.raises(StoreUnavailable, match="was replaced by another one"):
         await one.guard.run_once()
+
+
+async def test_an_approval_is_void_after_a_promotion(database, namespace, sides):
+    """
+    Also one without an end, in the memory of a process that was demoted meanwhile and resynchronised in part.
+    """
+    one, other = sides
+    await one.guard.agree()
+    await both(database, one.store, *due(namespace, "a"))
+    await other.follow(one)
+    await one.guard.agree()
+    current = one.guard.current
+    await one.store.approve(current.record_id, current.number)
+    assert [] != [life.until_ms for life in await one.store.lives()]
+    await other.lead()
+    await one.follow(other)
+    await one.lead()
+    one.store.agree = None
+    with pytest.raises(DulyError, match="has a record"):
+        await claim(one.store)
