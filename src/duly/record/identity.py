@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from duly.record.database import Database
-from duly.record.soundness import newest_generation
+from duly.record.generations import newest_generation
 
 if TYPE_CHECKING:
     from duly.record.target import AnyTarget
