@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from duly.errors import DulyError, JobExists, OutcomeUnknown, QueueFull, Unsupported
 from duly.record.clock import Clock
 from duly.record.database import Database
+from duly.record.engines import TransactionEngines
 from duly.record.guard import Guard
 from duly.record.idempotency import Expiry, KeptEntries
 from duly.record.keys import KeptKeys
@@ -66,6 +67,7 @@ class WholeRecord(Record):
         super().__init__(database, store, relay=relay, clock=clock, guard=guard)
         self._relay = relay
         self._home = Home(database, store.namespace)
+        self.transactions = TransactionEngines(database, store.namespace)
         self.keys = KeptKeys(database, store.namespace)
         self._entries: dict[tuple[int, int], KeptEntries] = {}
         self.upkeep = Upkeep(
@@ -208,4 +210,5 @@ class WholeRecord(Record):
         Note what the queue has been given, and close connections to the database.
         """
         await self.settle()
+        await self.transactions.aclose()
         await super().aclose()

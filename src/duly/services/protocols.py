@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from duly.job import Lease
     from duly.metrics import Metrics
     from duly.middleware import Middleware
+    from duly.record.engines import TransactionEngines
     from duly.record.outcomes import Outcomes
     from duly.services.outlook import Outlook
     from duly.store import Store
@@ -36,9 +37,14 @@ class RunningJobs(Protocol):
         """
         ...
 
-    def report_to(self, meter: Metrics | None, outcomes: Outcomes | None) -> None:
+    def report_to(
+        self,
+        meter: Metrics | None,
+        outcomes: Outcomes | None,
+        transactions: TransactionEngines | None = None,
+    ) -> None:
         """
-        Have runs counted by *meter* and their outcomes told to the record, where there are such.
+        Have runs counted by *meter*, and told or committed to the record, where there are such.
         """
         ...
 

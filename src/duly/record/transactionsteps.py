@@ -1,0 +1,388 @@
+"""
+The steps of a handler's transaction: begin, commit with the ending of its job, and settle a lost answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.util import await_only, greenlet_spawn
+
+from duly.errors import LeaseLost, OutcomeUnknown, RecordUnavailable, UsageError
+from duly.pauses import Pauses
+from duly.record.crashpoints import crash_point
+from duly.record.database import ANSWERS_WITHIN_S, TRIES, first_line, refusal_of
+from duly.record.dialects import is_outage, worth_repeating
+from duly.record.ending import check_open, was_written, write_ending
+from duly.record.jobsession import Result
+from duly.record.sessions import commit_hints
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    from sqlalchemy import Connection, Engine, NestedTransaction, RootTransaction
+    from sqlalchemy.orm import Session
+
+    from duly.job import JobKey
+    from duly.record.runs import EndedRun
+
+    T = TypeVar("T")
+
+_FAULTS = (SQLAlchemyError, OSError, TimeoutError)  #: that a database answers with, or a way to it
+
+
+class RunEnding(Protocol):
+    """
+    The run that a transaction belongs to, as far as a transaction has to know it.
+    """
+
+    @property
+    def key(self) -> JobKey:
+        """
+        The job.
+        """
+        ...
+
+    @property
+    def revision(self) -> int:
+        """
+        The revision of the job that runs.
+        """
+        ...
+
+    @property
+    def stopped(self) -> bool:
+        """
+        Whether the handler was told to stop.
+        """
+        ...
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """
+        The event loop of the worker.
+        """
+        ...
+
+    def enter(self) -> None:
+        """
+        Note that a block begins.
+
+        Raises:
+            UsageError: The run is in one, or its job has ended with one.
+            LeaseLost: The run was told to stop.
+        """
+        ...
+
+    def leave(self) -> None:
+        """
+        Note that the block is over.
+        """
+        ...
+
+    def encode(self, value: object) -> bytes:
+        """
+        Write a result of the handler.
+
+        Raises:
+            UsageError: It has no form in JSON, is too large, or is none that the handler returns.
+        """
+        ...
+
+    def succeed(self, result: bytes) -> EndedRun:
+        """
+        Describe the run as one that succeeds now.
+        """
+        ...
+
+    def commit(self, value: object, result: bytes) -> None:
+        """
+        Note that the ending is committed.
+        """
+        ...
+
+    def lose(self) -> None:
+        """
+        Note that the run does not count any more.
+        """
+        ...
+
+
+class Way(Protocol):
+    """
+    How a plain function waits: in its thread, or on the event loop of its greenlet.
+    """
+
+    def run(self, work: Callable[[], T]) -> T:
+        """
+        Run one step.
+
+        Raises:
+            TimeoutError: The database said nothing for too long.
+        """
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """
+        Wait before a further try.
+        """
+        ...
+
+
+class BlockingWay:
+    """
+    In a thread.
+    """
+
+    def run(self, work: Callable[[], T]) -> T:
+        """
+        Run one step, however long it takes.
+        """
+        return work()
+
+    def sleep(self, seconds: float) -> None:
+        """
+        Wait before a further try.
+        """
+        time.sleep(seconds)
+
+
+class AsyncWay:
+    """
+    In a greenlet of SQLAlchemy's, on an event loop.
+    """
+
+    def __init__(self, database: str) -> None:
+        # The thread of a connection to SQLite cannot be stopped, and no network comes in between.
+        self._within_s = None if database == "sqlite" else ANSWERS_WITHIN_S
+
+    def run(self, work: Callable[[], T]) -> T:
+        """
+        Run one step, as long as a transaction of the record's own may take.
+
+        Raises:
+            TimeoutError: The database said nothing for too long.
+        """
+        return await_only(self._bounded(work))
+
+    async def _bounded(self, work: Callable[[], T]) -> T:
+        task = asyncio.ensure_future(greenlet_spawn(work))
+        done, _ = await asyncio.wait([task], timeout=self._within_s)
+        if not done:
+            task.cancel()
+            await asyncio.wait([task], timeout=self._within_s)
+            raise TimeoutError(f"no answer within {self._within_s} s")
+        return task.result()
+
+    def sleep(self, seconds: float) -> None:
+        """
+        Wait before a further try.
+        """
+        await_only(asyncio.sleep(seconds))
+
+
+class Steps:
+    """
+    One transaction, step by step: plain functions, for a thread or for a greenlet of SQLAlchemy's.
+    """
+
+    def __init__(self, engine: Engine, namespace: str, ending: RunEnding, way: Way) -> None:
+        self.result = Result(ending.encode)
+        self.session: Session | None = None
+        self.connection: Connection
+        self.given_up = False  #: nobody waits for its beginning any more
+        self._engine = engine
+        self._namespace = namespace
+        self._ending = ending
+        self._way = way
+        self._transaction: RootTransaction
+        self._mark: NestedTransaction  #: is gone if somebody else ends the transaction
+        self._run: EndedRun | None = None  #: as it was written
+        self._committing = False
+
+    # -- begin --------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """
+        Begin a transaction, as soon as the database can, and look whether the run counts.
+        """
+        pauses, tries = Pauses(), 1
+        while True:
+            try:
+                self._way.run(self._begin_once)
+            except LeaseLost:
+                self._lose()
+                raise
+            except _FAULTS as error:
+                waits = isinstance(error, PoolTimeout) or "database is locked" in str(error)
+                if self.given_up or self._ending.stopped or not (waits or (tries < TRIES and _passes(error))):
+                    raise _unavailable(error) from error
+                tries += not waits  # others are before it, and it has done nothing that could fail
+            else:
+                return
+            self._way.sleep(pauses.take())
+
+    def _begin_once(self) -> None:
+        self.connection = connection = self._engine.connect()
+        try:
+            self._transaction = connection.begin()
+            check_open(connection, self._namespace, self._ending.key, self._ending.revision)
+            self._mark = connection.begin_nested()
+        except BaseException:
+            self._close()
+            raise
+
+    # -- end ----------------------------------------------------------------------------------------------
+
+    def undo(self) -> None:
+        """
+        Roll back.
+        """
+        self._way.run(self._roll_back)
+
+    def finish(self) -> None:
+        """
+        Commit, with the ending of the job.
+        """
+        try:
+            self._way.run(self._commit)
+        except _FAULTS as error:
+            if not self._committing:
+                self.undo()
+                raise
+            self._settle(error)
+        except LeaseLost:
+            self._lose()
+            self.undo()
+            raise
+        except BaseException:
+            self.undo()
+            raise
+        self._ending.commit(self.result.value, self.result.data)
+        crash_point("transaction.committed")
+
+    def _commit(self) -> None:
+        if self._ending.stopped:
+            raise LeaseLost(f"{self._ending.key} was told to stop before its transaction was committed")
+        hints = self._end_session()
+        self._run = run = self._ending.succeed(self.result.data)
+        if not write_ending(self.connection, self._namespace, run):
+            check_open(self.connection, self._namespace, run.key, run.revision)  # says why
+            raise LeaseLost(f"{run.key} was ended in the record by another run")
+        crash_point("transaction.written")
+        self._committing = True
+        self._transaction.commit()
+        self._close()
+        for hint in hints:
+            hint()
+
+    def _end_session(self) -> set[Callable[[], None]]:
+        """
+        Write what the session has, and make sure that the transaction is the one that began with the block.
+        """
+        session = self.session
+        assert session is not None  # noqa: S101  # the block has begun
+        session.commit()
+        session.close()
+        ended = f"the transaction of {self._ending.key} was ended inside its block, which does that itself"
+        if not (self._transaction.is_active and self._mark.is_active):
+            raise UsageError(f"{ended}: no commit() or rollback() of its connection may be called")
+        try:
+            self._mark.commit()
+        except DBAPIError as error:
+            if is_outage(error) and not worth_repeating(error):
+                raise
+            raise UsageError(
+                f"{ended}: by a commit() or rollback() of its connection, by a statement that commits by "
+                f"itself, or by an error that the handler went on after ({first_line(error)})"
+            ) from error
+        return commit_hints(session)
+
+    def _settle(self, error: BaseException) -> None:
+        """
+        Find out whether a commit was made whose answer was lost.
+        """
+        self._way.run(self._discard)
+        pauses = Pauses()
+        while True:
+            try:
+                written = self._way.run(self._look)
+            except LeaseLost:
+                self._lose()
+                raise
+            except _FAULTS as again:
+                if self._ending.stopped:
+                    raise OutcomeUnknown(
+                        f"the answer to the commit of {self._ending.key} was lost, and the record cannot be "
+                        f"asked: {first_line(again)}; a repeated run will find out"
+                    ) from again
+                self._way.sleep(pauses.take())
+            else:
+                break
+        if not written:
+            raise _unavailable(error) if _is_lost(error) else error
+
+    def _look(self) -> bool:
+        assert self._run is not None  # noqa: S101  # it was written
+        with self._engine.connect() as connection, connection.begin():
+            return was_written(connection, self._namespace, self._run)
+
+    def _lose(self) -> None:
+        # What becomes of a run that was told to stop, the worker knows.
+        if not self._ending.stopped:
+            self._ending.lose()
+
+    # -- the connection -----------------------------------------------------------------------------------
+
+    def _roll_back(self) -> None:
+        if self.session is not None:
+            _try(self.session.close)
+        self._close()
+
+    def _close(self) -> None:
+        """
+        Give the connection back, rolled back unless it was committed; a broken one is thrown away.
+        """
+        try:
+            self.connection.close()
+        except _FAULTS:
+            self._discard()
+
+    def _discard(self) -> None:
+        """
+        Throw the connection away: nobody knows what it is in.
+        """
+        _try(self.connection.invalidate)
+        _try(self.connection.close)
+
+
+def _try(work: Callable[[], object]) -> None:
+    # The database ends what is left of a lost connection.
+    with suppress(*_FAULTS):
+        work()
+
+
+def _passes(error: BaseException) -> bool:
+    """
+    Return whether another connection may do: this one was lost, perhaps while it was idle.
+    """
+    return isinstance(error, DBAPIError) and (error.connection_invalidated or worth_repeating(error))
+
+
+def _is_lost(error: BaseException) -> bool:
+    return not isinstance(error, DBAPIError) or is_outage(error)
+
+
+def _unavailable(error: BaseException) -> BaseException:
+    """
+    Return what to raise where nothing was done.
+    """
+    if isinstance(error, DBAPIError) and not is_outage(error):
+        return refusal_of(error)
+    return RecordUnavailable(f"the record cannot be reached: {first_line(error)}")
