@@ -288,12 +288,12 @@ class Steps:
         """
         session = self.session
         assert session is not None  # noqa: S101  # the block has begun
-        session.commit()
-        session.close()
+        session.flush()
         ended = f"the transaction of {self._ending.key} was ended inside its block, which does that itself"
         if not (self._transaction.is_active and self._mark.is_active):
             raise UsageError(f"{ended}: no commit() or rollback() of its connection may be called")
         try:
+            session.commit()
             self._mark.commit()
         except DBAPIError as error:
             if is_outage(error) and not worth_repeating(error):
@@ -302,6 +302,7 @@ class Steps:
                 f"{ended}: by a commit() or rollback() of its connection, by a statement that commits by "
                 f"itself, or by an error that the handler went on after ({first_line(error)})"
             ) from error
+        session.close()
         return commit_hints(session)
 
     def _settle(self, error: BaseException) -> None:

@@ -44,7 +44,9 @@ def tell_after_commit(run: Run, answer: object, worker: str) -> None:
     Say what a handler did after its transaction had ended the job: it changes nothing any more.
     """
     error = answer.exc if isinstance(answer, Raised) else answer
-    if isinstance(error, BaseException):
+    if run.stopped in ("lost", "drain"):
+        what, error = "was stopped", None
+    elif isinstance(error, BaseException):
         what = f"failed: {describe(error)}"
     elif answer is None or _is_result(run, answer):
         return
