@@ -237,6 +237,7 @@ class Steps:
         except BaseException:
             self._close()
             raise
+        crash_point("transaction.begun")
 
     # -- end ----------------------------------------------------------------------------------------------
 
