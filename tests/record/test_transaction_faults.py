@@ -182,6 +182,25 @@ async def test_an_unknown_commit_that_somebody_else_was_before_is_lost(app, effe
     assert [] == effects.all()
 
 
+async def test_what_fails_behind_the_commit_is_no_failure_of_the_job(app, effects, monkeypatch):
+    """
+    For instance a relay that cannot be told, because its event loop is closed.
+    """
+
+    def fail():
+        app.ran.append("told")
+        raise RuntimeError("Event loop is closed")
+
+    monkeypatch.setattr(transactionsteps, "commit_hints", lambda _: {fail})
+    handle(app, "loop")
+    async with working(app):
+        job = await app.enqueue("mail", {}, id="a")
+        assert "sent" == await job.result(timeout=30)
+    assert ["told", "RuntimeError"] == app.ran
+    assert [("a", 1)] == effects.all()
+    assert JobState.succeeded == (await job.get()).state
+
+
 # -- cancellation -----------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -205,6 +206,7 @@ class Steps:
         self._mark: NestedTransaction  #: is gone if somebody else ends the transaction
         self._run: EndedRun | None = None  #: as it was written
         self._committing = False
+        self._hints: set[Callable[[], None]] = set()  #: to be called once it is committed
 
     # -- begin --------------------------------------------------------------------------------------------
 
@@ -265,13 +267,17 @@ class Steps:
         except BaseException:
             self.undo()
             raise
+        # From here on nothing that fails may look like a failure of the block.
         self._ending.commit(self.result.value, self.result.data)
         crash_point("transaction.committed")
+        _try(partial(self._way.run, self._close))
+        for hint in self._hints:
+            hint()
 
     def _commit(self) -> None:
         if self._ending.stopped:
             raise LeaseLost(f"{self._ending.key} was told to stop before its transaction was committed")
-        hints = self._end_session()
+        self._hints = self._end_session()
         self._run = run = self._ending.succeed(self.result.data)
         if not write_ending(self.connection, self._namespace, run):
             check_open(self.connection, self._namespace, run.key, run.revision)  # says why
@@ -279,9 +285,6 @@ class Steps:
         crash_point("transaction.written")
         self._committing = True
         self._transaction.commit()
-        self._close()
-        for hint in hints:
-            hint()
 
     def _end_session(self) -> set[Callable[[], None]]:
         """
