@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 from duly import Duly, Fixed, JobState, LeaseLost, RecordUnavailable, current_job
 from duly.record import transactionsteps
 from duly.record.database import Database
-from duly.record.engines import TransactionEngines
+from duly.record.transactionpools import TransactionPools
 from tests.eventually import eventually
 from tests.record.effects import ADD, effects_in
 from tests.record.wire import Wire
@@ -91,7 +91,7 @@ async def wire(app, migrated_url):
     wire = Wire(migrated_url)
     record = await app.record()
     database = Database(wire.url)
-    record.transactions = TransactionEngines(database, record.store.namespace)
+    record.transactions = TransactionPools(database, record.store.namespace)
     yield wire
     await record.transactions.aclose()
     await database.aclose()

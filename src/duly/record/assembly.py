@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from duly.errors import DulyError, JobExists, OutcomeUnknown, QueueFull, Unsupported
 from duly.record.clock import Clock
 from duly.record.database import Database
-from duly.record.engines import TransactionEngines
 from duly.record.guard import Guard
 from duly.record.idempotency import Expiry, KeptEntries
 from duly.record.keys import KeptKeys
@@ -23,6 +22,7 @@ from duly.record.record import Record
 from duly.record.relay import Relay
 from duly.record.retention import Retention
 from duly.record.sessions import Home
+from duly.record.transactionpools import TransactionPools
 from duly.record.upkeep import Upkeep
 from duly.record.views import RecordViews
 from duly.store import Store
@@ -67,7 +67,7 @@ class WholeRecord(Record):
         super().__init__(database, store, relay=relay, clock=clock, guard=guard)
         self._relay = relay
         self._home = Home(database, store.namespace)
-        self.transactions = TransactionEngines(database, store.namespace)
+        self.transactions = TransactionPools(database, store.namespace)
         self.keys = KeptKeys(database, store.namespace)
         self._entries: dict[tuple[int, int], KeptEntries] = {}
         self.upkeep = Upkeep(

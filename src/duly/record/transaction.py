@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from duly.record.engines import TransactionEngines
+    from duly.record.transactionpools import TransactionPools
     from duly.record.transactionsteps import RunEnding
 
 log = logging.getLogger("duly.record")
@@ -35,8 +35,8 @@ class JobTransaction:
     `JobSession`.  The first run of a job to commit wins; what any other has done is rolled back.
     """
 
-    def __init__(self, engines: TransactionEngines, ending: RunEnding) -> None:
-        self._engines = engines
+    def __init__(self, pools: TransactionPools, ending: RunEnding) -> None:
+        self._pools = pools
         self._ending = ending
         self._steps: Steps
 
@@ -53,18 +53,18 @@ class JobTransaction:
             raise UsageError("a transaction belongs to the worker's event loop: in a thread, use `with`")
         self._ending.enter()
         try:
-            await self._engines.take_turn()
+            await self._pools.take_turn()
             try:
-                engine = self._engines.for_loop()
+                engine = self._pools.for_loop()
                 self._steps = steps = Steps(
-                    engine.sync_engine, self._engines.namespace, self._ending, AsyncWay(engine.name)
+                    engine.sync_engine, self._pools.namespace, self._ending, AsyncWay(engine.name)
                 )
                 await _abandoned_if_cancelled(steps)
                 connection = AsyncConnection(engine, steps.connection)
                 session = AsyncJobSession(connection, steps.result)
                 steps.session = session.sync_session
             except BaseException:
-                self._engines.give_turn()
+                self._pools.give_turn()
                 raise
         except BaseException:
             self._ending.leave()
@@ -85,7 +85,7 @@ class JobTransaction:
         try:
             await _to_its_end(self._steps.finish if error is None else self._steps.undo)
         finally:
-            self._engines.give_turn()
+            self._pools.give_turn()
             self._ending.leave()
 
     def __enter__(self) -> JobSession:
@@ -100,7 +100,7 @@ class JobTransaction:
         self._ending.enter()
         try:
             self._steps = steps = Steps(
-                self._engines.for_threads(), self._engines.namespace, self._ending, BlockingWay()
+                self._pools.for_threads(), self._pools.namespace, self._ending, BlockingWay()
             )
             steps.begin()
             steps.session = session = JobSession(steps.connection, steps.result)

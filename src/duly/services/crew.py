@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from duly.hooks import Hooks
     from duly.job import Lease
     from duly.middleware import Middleware
-    from duly.record.engines import TransactionEngines
     from duly.record.outcomes import Outcomes
+    from duly.record.transactionpools import TransactionPools
     from duly.record.upkeep import Upkeep
     from duly.services.protocols import CrewWorker, NewWorker
     from duly.services.service import Service
@@ -55,7 +55,7 @@ class Crew:
         middleware: Middleware | None = None,
         worker: NewWorker = Worker,
         outcomes: Outcomes | None = None,
-        transactions: TransactionEngines | None = None,
+        transactions: TransactionPools | None = None,
         upkeep: Upkeep | None = None,
     ) -> None:
         """

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from duly.job import Lease
     from duly.metrics import Metrics
     from duly.middleware import Middleware
-    from duly.record.engines import TransactionEngines
     from duly.record.outcomes import Outcomes
+    from duly.record.transactionpools import TransactionPools
     from duly.services.outlook import Outlook
     from duly.store import Store
 
@@ -41,7 +41,7 @@ class RunningJobs(Protocol):
         self,
         meter: Metrics | None,
         outcomes: Outcomes | None,
-        transactions: TransactionEngines | None = None,
+        transactions: TransactionPools | None = None,
     ) -> None:
         """
         Have runs counted by *meter*, and told or committed to the record, where there are such.

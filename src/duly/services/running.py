@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from duly.job import Lease
     from duly.metrics import Metrics
     from duly.outcome import Outcome
-    from duly.record.engines import TransactionEngines
     from duly.record.outcomes import Outcomes
+    from duly.record.transactionpools import TransactionPools
 
 Why = Literal["", "lost", "timeout", "drain"]
 
@@ -145,7 +145,7 @@ class Running:
         self._of_topic: dict[str, int] = {}
         self.meter: Metrics | None = None
         self.outcomes: Outcomes | None = None  #: where the record is told, if there is one
-        self.transactions: TransactionEngines | None = None  #: for handlers, if there is a record
+        self.transactions: TransactionPools | None = None  #: for handlers, if there is a record
         self._told: list[asyncio.Future[None]] = []  #: who waits for any change
         self._room: asyncio.Future[None] | None = None
         self._room_from = 0  #: so many free slots are room, too
@@ -157,7 +157,7 @@ class Running:
         self,
         meter: Metrics | None,
         outcomes: Outcomes | None,
-        transactions: TransactionEngines | None = None,
+        transactions: TransactionPools | None = None,
     ) -> None:
         """
         Have runs counted by *meter*, and told or committed to the record, where there are such.

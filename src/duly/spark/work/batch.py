@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from duly.batchhandler import BatchHandler
     from duly.job import Lease
     from duly.metrics import Metrics
-    from duly.record.engines import TransactionEngines
     from duly.record.outcomes import Outcomes
+    from duly.record.transactionpools import TransactionPools
     from duly.services.threads import Threads
     from duly.store import Finish
 
@@ -54,7 +54,7 @@ class Held:
         self,
         meter: Metrics | None,
         outcomes: Outcomes | None,
-        transactions: TransactionEngines | None = None,
+        transactions: TransactionPools | None = None,
     ) -> None:
         """
         Do nothing: batches are not measured job by job, and the record reads their outcomes from the events.

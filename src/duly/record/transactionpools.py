@@ -28,9 +28,9 @@ MORE = 15  #: connections beyond these, closed when they are given back; other b
 POOL_WAITS_S = 10
 
 
-class TransactionEngines:
+class TransactionPools:
     """
-    The engines of one worker's transactions, made on first use.
+    The pools of one worker's transactions, made on first use.
 
     A handler may take its time inside a block: the record's own few connections must not wait for it.
     """
