@@ -12,7 +12,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import OperationalError
 
 from duly import Duly, Fixed, JobState, LeaseLost, RecordUnavailable, current_job
-from duly.record import transactionsteps
+from duly.record import transactionpools, transactionsteps
 from duly.record.database import Database
 from duly.record.transactionpools import TransactionPools
 from tests.eventually import eventually
@@ -252,7 +252,10 @@ async def test_a_statement_that_is_cancelled_leaves_nothing_behind(app, effects,
 
 
 @pytest.mark.parametrize("run_in", ["loop", "thread"])
-async def test_many_blocks_at_once_all_commit(app, effects, run_in):
+async def test_more_blocks_at_once_than_connections_all_commit(app, effects, run_in, monkeypatch):
+    monkeypatch.setattr(transactionpools, "KEPT", 2)
+    monkeypatch.setattr(transactionpools, "MORE", 1)
+    monkeypatch.setattr(transactionpools, "POOL_WAITS_S", 0.05)
     handle(app, run_in)
     async with working(app):
         jobs = [await app.enqueue("mail", {}, id=str(number)) for number in range(60)]
