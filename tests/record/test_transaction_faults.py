@@ -228,7 +228,7 @@ async def test_a_run_that_is_stopped_during_its_commit_has_succeeded(app, effect
 
 
 SLOW = {
-    "sqlite": "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000000) "
+    "sqlite": "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000000) "
     "SELECT count(*) FROM n",
     "postgresql": "SELECT pg_sleep(5)",
     "mysql": "SELECT sleep(5)",

@@ -15,7 +15,7 @@ from sqlalchemy.util import greenlet_spawn
 from duly.errors import UsageError
 from duly.record.database import first_line
 from duly.record.jobsession import AsyncJobSession, JobSession
-from duly.record.transactionsteps import AsyncWay, BlockingWay, Steps
+from duly.record.transactionsteps import AsyncWay, BlockingWay, Steps, WholeTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,7 +83,7 @@ class JobTransaction:
             OutcomeUnknown: It went away during the commit, and the run was stopped before it was back.
         """
         try:
-            await _to_its_end(self._steps.finish if error is None else self._steps.undo)
+            await _to_its_end(self._steps, self._steps.finish if error is None else self._steps.undo)
         finally:
             self._pools.give_turn()
             self._ending.leave()
@@ -136,7 +136,7 @@ async def _abandoned_if_cancelled(steps: Steps) -> None:
     """
     Begin; a beginning that its handler does not wait for any more is rolled back as soon as it is there.
     """
-    task = asyncio.ensure_future(greenlet_spawn(steps.begin))
+    task = WholeTask(greenlet_spawn(steps.begin), loop=asyncio.get_running_loop())
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -147,7 +147,7 @@ async def _abandoned_if_cancelled(steps: Steps) -> None:
 
 def _abandon(steps: Steps, task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is None:
-        undoing = asyncio.ensure_future(greenlet_spawn(steps.undo))
+        undoing = WholeTask(greenlet_spawn(steps.undo), loop=asyncio.get_running_loop())
         _abandoned.add(undoing)
         undoing.add_done_callback(_abandoned.discard)
 
@@ -155,17 +155,17 @@ def _abandon(steps: Steps, task: asyncio.Task[None]) -> None:
 _abandoned: set[asyncio.Future[None]] = set()
 
 
-async def _to_its_end(work: Callable[[], None]) -> None:
+async def _to_its_end(steps: Steps, work: Callable[[], None]) -> None:
     """
     Run *work* to its end, also if its task is cancelled meanwhile; that is raised then.
     """
-    task = asyncio.ensure_future(greenlet_spawn(work))
+    task = WholeTask(greenlet_spawn(work), loop=asyncio.get_running_loop())
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError as error:
-            cancelled = error
+            cancelled, steps.given_up = error, True
     if cancelled is None:
         task.result()
         return

@@ -5,10 +5,12 @@ The steps of a handler's transaction: begin, commit with the ending of its job, 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import time
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -25,7 +27,6 @@ from duly.record.sessions import commit_hints
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import TypeVar
 
     from sqlalchemy import Connection, Engine, NestedTransaction, RootTransaction
     from sqlalchemy.orm import Session
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
     from duly.job import JobKey
     from duly.record.runs import EndedRun
 
-    T = TypeVar("T")
+T = TypeVar("T")
 
+HANGS_UP_WITHIN_S = 5.0  #: how long a step may take to come back once its connection is cut
 _FAULTS = (SQLAlchemyError, OSError, TimeoutError)  #: that a database answers with, or a way to it
 
 
@@ -115,14 +117,34 @@ class RunEnding(Protocol):
         ...
 
 
+class WholeTask(asyncio.Task[T]):
+    """
+    A task that goes on to its end, also where a loop that ends cancels all tasks, and waits for them.
+    """
+
+    def cancel(self, msg: object = None) -> bool:
+        """
+        Refuse.
+        """
+        del msg
+        return False
+
+
 class Way(Protocol):
     """
     How a plain function waits: in its thread, or on the event loop of its greenlet.
     """
 
-    def run(self, work: Callable[[], T]) -> T:
+    @property
+    def stuck(self) -> bool:
         """
-        Run one step.
+        Whether a step has not come back: its connection must not be touched.
+        """
+        ...
+
+    def run(self, work: Callable[[], T], hang_up: Callable[[], bool]) -> T:
+        """
+        Run one step; *hang_up* ends what its connection waits for, and returns whether it could.
 
         Raises:
             TimeoutError: The database said nothing for too long.
@@ -141,10 +163,13 @@ class BlockingWay:
     In a thread.
     """
 
-    def run(self, work: Callable[[], T]) -> T:
+    stuck = False
+
+    def run(self, work: Callable[[], T], hang_up: Callable[[], bool]) -> T:
         """
         Run one step, however long it takes.
         """
+        del hang_up
         return work()
 
     def sleep(self, seconds: float) -> None:
@@ -162,22 +187,28 @@ class AsyncWay:
     def __init__(self, database: str) -> None:
         # The thread of a connection to SQLite cannot be stopped, and no network comes in between.
         self._within_s = None if database == "sqlite" else ANSWERS_WITHIN_S
+        self.stuck = False
 
-    def run(self, work: Callable[[], T]) -> T:
+    def run(self, work: Callable[[], T], hang_up: Callable[[], bool]) -> T:
         """
         Run one step, as long as a transaction of the record's own may take.
 
         Raises:
             TimeoutError: The database said nothing for too long.
         """
-        return await_only(self._bounded(work))
+        return await_only(self._bounded(work, hang_up))
 
-    async def _bounded(self, work: Callable[[], T]) -> T:
-        task = asyncio.ensure_future(greenlet_spawn(work))
+    async def _bounded(self, work: Callable[[], T], hang_up: Callable[[], bool]) -> T:
+        task = WholeTask(greenlet_spawn(work), loop=asyncio.get_running_loop())
         done, _ = await asyncio.wait([task], timeout=self._within_s)
         if not done:
-            task.cancel()
-            await asyncio.wait([task], timeout=self._within_s)
+            # psycopg goes on to wait when it is cancelled, and crashes if its connection is closed meanwhile.
+            if not hang_up():
+                asyncio.Task.cancel(task)
+            done, _ = await asyncio.wait([task], timeout=HANGS_UP_WITHIN_S)
+            self.stuck = not done
+            if done and not task.cancelled():
+                task.exception()  # taken: asyncio would print it
             raise TimeoutError(f"no answer within {self._within_s} s")
         return task.result()
 
@@ -197,14 +228,14 @@ class Steps:
         self.result = Result(ending.encode)
         self.session: Session | None = None
         self.connection: Connection
-        self.given_up = False  #: nobody waits for its beginning any more
+        self.given_up = False  #: the handler does not wait for it any more
         self._engine = engine
         self._namespace = namespace
         self._ending = ending
         self._way = way
         self._transaction: RootTransaction
         self._mark: NestedTransaction  #: is gone if somebody else ends the transaction
-        self._run: EndedRun | None = None  #: as it was written
+        self._written: EndedRun | None = None
         self._committing = False
         self._hints: set[Callable[[], None]] = set()  #: to be called once it is committed
 
@@ -217,7 +248,7 @@ class Steps:
         pauses, tries = Pauses(), 1
         while True:
             try:
-                self._way.run(self._begin_once)
+                self._run(self._begin_once)
             except LeaseLost:
                 self._lose()
                 raise
@@ -247,14 +278,14 @@ class Steps:
         """
         Roll back.
         """
-        self._way.run(self._roll_back)
+        self._run(self._roll_back)
 
     def finish(self) -> None:
         """
         Commit, with the ending of the job.
         """
         try:
-            self._way.run(self._commit)
+            self._run(self._commit)
         except _FAULTS as error:
             if not self._committing:
                 self.undo()
@@ -270,7 +301,7 @@ class Steps:
         # From here on nothing that fails may look like a failure of the block.
         self._ending.commit(self.result.value, self.result.data)
         crash_point("transaction.committed")
-        _try(partial(self._way.run, self._close))
+        _try(partial(self._run, self._close))
         for hint in self._hints:
             hint()
 
@@ -278,7 +309,7 @@ class Steps:
         if self._ending.stopped:
             raise LeaseLost(f"{self._ending.key} was told to stop before its transaction was committed")
         self._hints = self._end_session()
-        self._run = run = self._ending.succeed(self.result.data)
+        self._written = run = self._ending.succeed(self.result.data)
         if not write_ending(self.connection, self._namespace, run):
             check_open(self.connection, self._namespace, run.key, run.revision)  # says why
             raise LeaseLost(f"{run.key} was ended in the record by another run")
@@ -313,16 +344,16 @@ class Steps:
         """
         Find out whether a commit was made whose answer was lost.
         """
-        self._way.run(self._discard)
+        self._run(self._discard)
         pauses = Pauses()
         while True:
             try:
-                written = self._way.run(self._look)
+                written = self._run(self._look)
             except LeaseLost:
                 self._lose()
                 raise
             except _FAULTS as again:
-                if self._ending.stopped:
+                if self.given_up or self._ending.stopped or self._way.stuck:
                     raise OutcomeUnknown(
                         f"the answer to the commit of {self._ending.key} was lost, and the record cannot be "
                         f"asked: {first_line(again)}; a repeated run will find out"
@@ -334,18 +365,37 @@ class Steps:
             raise _unavailable(error) if _is_lost(error) else error
 
     def _look(self) -> bool:
-        assert self._run is not None  # noqa: S101  # it was written
-        with self._engine.connect() as connection, connection.begin():
-            return was_written(connection, self._namespace, self._run)
+        assert self._written is not None  # noqa: S101  # it was to be committed
+        self.connection = connection = self._engine.connect()
+        try:
+            return was_written(connection, self._namespace, self._written)
+        finally:
+            self._close()
 
     def _lose(self) -> None:
         # What becomes of a run that was told to stop, the worker knows.
         if not self._ending.stopped:
             self._ending.lose()
 
+    def _run(self, work: Callable[[], T]) -> T:
+        return self._way.run(work, self._hang_up)
+
     # -- the connection -----------------------------------------------------------------------------------
 
+    def _hang_up(self) -> bool:
+        """
+        Cut the connection below psycopg, which then comes back with an error; others can be cancelled.
+        """
+        with suppress(AttributeError, *_FAULTS):
+            descriptor: int = cast("Any", self.connection.connection.driver_connection).fileno()
+            with socket.socket(fileno=os.dup(descriptor)) as wire:
+                wire.shutdown(socket.SHUT_RDWR)
+            return True
+        return False
+
     def _roll_back(self) -> None:
+        if self._way.stuck:
+            return
         if self.session is not None:
             _try(self.session.close)
         self._close()
@@ -354,6 +404,8 @@ class Steps:
         """
         Give the connection back, rolled back unless it was committed; a broken one is thrown away.
         """
+        if self._way.stuck:
+            return
         try:
             self.connection.close()
         except _FAULTS:
@@ -363,6 +415,8 @@ class Steps:
         """
         Throw the connection away: nobody knows what it is in.
         """
+        if self._way.stuck:
+            return
         _try(self.connection.invalidate)
         _try(self.connection.close)
 
