@@ -9,10 +9,10 @@ import threading
 import time
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from duly.codec import decode_envelope, encode
-from duly.errors import UsageError
+from duly.errors import Unsupported, UsageError
 from duly.job import moment
 
 if TYPE_CHECKING:
@@ -20,9 +20,12 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from duly.job import Lease
+    from duly.record.transaction import JobTransaction
 
     #: Stores progress.  On the event loop it returns what to await; in a thread it has handed the value over.
     Report: TypeAlias = Callable[[object], Awaitable[None] | None]
+    #: Prepares a transaction, or says why there can be none.
+    Transact: TypeAlias = Callable[["CurrentJob"], JobTransaction]
 
 
 class _Done:
@@ -50,6 +53,25 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
+class Committed(NamedTuple):
+    """
+    The success of a job whose ending was committed by its handler.
+    """
+
+    value: object  #: the result as it was given
+    result: bytes  #: as it is stored
+
+
+def no_transaction(job: CurrentJob) -> JobTransaction:
+    """
+    Refuse a transaction where no worker runs the job.
+
+    Raises:
+        Unsupported: Always.
+    """
+    raise Unsupported(f"{job.topic}/{job.id} is not run by a worker that has a record: no transaction")
+
+
 class CurrentJob:
     """
     The job that is running here.
@@ -57,7 +79,18 @@ class CurrentJob:
     Made for every run, so it only keeps references; the rest is worked out when asked for.
     """
 
-    __slots__ = ("_cancelled", "_deadline", "_event", "_lease", "_report", "context")
+    __slots__ = (
+        "_cancelled",
+        "_deadline",
+        "_event",
+        "_lease",
+        "_report",
+        "_transact",
+        "committed",
+        "context",
+        "fenced",
+        "in_transaction",
+    )
 
     def __init__(
         self,
@@ -65,12 +98,17 @@ class CurrentJob:
         context: dict[str, Any],
         deadline: float,
         report: Report,
+        transact: Transact = no_transaction,
     ) -> None:
         self._lease = lease
         self.context = context  #: what the sender let travel with the job
         self._deadline = deadline
         self._report = report
+        self._transact = transact
         self._cancelled = False
+        self.in_transaction = False
+        self.committed: Committed | None = None  #: the job has ended with a transaction of its handler
+        self.fenced = False  #: the record has said that this run does not count
         self._event: threading.Event | None = None
 
     def __repr__(self) -> str:
@@ -89,6 +127,13 @@ class CurrentJob:
         Its topic.
         """
         return self._lease.key.topic
+
+    @property
+    def member(self) -> str:
+        """
+        Its topic and id, as one text.
+        """
+        return self._lease.key.member
 
     @property
     def attempt(self) -> int:
@@ -198,6 +243,20 @@ class CurrentJob:
             UsageError: The value has no form in JSON, or is too large.
         """
         return self._report(value) or _DONE
+
+    def transaction(self) -> JobTransaction:
+        """
+        Begin a transaction on the record's database that ends the job, as succeeded, when it is committed.
+
+        ``async with`` in an async handler, ``with`` in a plain function; either gives a session.  What is
+        done in the session and the ending of the job are committed together when the block ends, by the
+        first run of the job to get there.
+
+        Raises:
+            Unsupported: The worker has no record, or the handler runs in a process of its own.
+            LeaseLost: The run is over.
+        """
+        return self._transact(self)
 
 
 CURRENT: ContextVar[CurrentJob] = ContextVar("duly.current_job")  #: set by the worker around each run

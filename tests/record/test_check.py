@@ -43,7 +43,7 @@ def examine_record(url):
 
 
 def test_a_missing_index_is_made_by_the_statement_that_is_said(migrated):
-    indexes = {"duly_jobs_relay": "duly_jobs", "duly_attempts_ended": "duly_attempts"}
+    indexes = {"duly_jobs_relay": "duly_jobs", "duly_jobs_due": "duly_jobs"}
     for name, table in indexes.items():
         execute(migrated, f"DROP INDEX {name}" + (f" ON {table}" if migrated.startswith("mysql") else ""))
     found = schema.check(migrated)

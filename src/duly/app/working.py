@@ -147,6 +147,7 @@ class Working(Connecting):
             middleware=self.middleware,
             worker=worker,
             outcomes=None if record is None else record.outcomes(),
+            transactions=None if record is None else record.transactions,
             upkeep=None if record is None else record.upkeep,
         )
         if self.hooks.meter is not None:

@@ -26,6 +26,7 @@ from duly.record.retention import Retention
 from duly.record.searchpath import within_schema
 from duly.record.sessions import Home
 from duly.record.startcheck import StartCheck
+from duly.record.transactionpools import TransactionPools
 from duly.record.upkeep import Upkeep
 from duly.record.views import RecordViews
 from duly.store import Store
@@ -75,6 +76,7 @@ class WholeRecord(Record):
         super().__init__(database, store, relay=relay, clock=clock, guard=guard)
         self._relay = relay
         self._home = Home(database, store.namespace)
+        self.transactions = TransactionPools(database, store.namespace)
         self.keys = KeptKeys(database, store.namespace)
         self._entries: dict[tuple[int, int], KeptEntries] = {}
         self._check = StartCheck(database, store, guard, relay, works_alone=works_alone)
@@ -249,4 +251,5 @@ class WholeRecord(Record):
         """
         await self.settle()
         await self.upkeep.aclose()
+        await self.transactions.aclose()
         await super().aclose()

@@ -100,6 +100,13 @@ class Database:
         self._readers = self.engine.execution_options(duly_reads=True)
 
     @property
+    def handed(self) -> Engine | AsyncEngine | None:
+        """
+        The application's engine, None where we made one.
+        """
+        return self._handed
+
+    @property
     def listen_url(self) -> str | None:
         """
         Where notices of PostgreSQL are listened to; None means nowhere.

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+IN_BLOCK = "duly.block"  #: in the info of a handler's session, whose own commits are none
+
 
 class Elsewhere(NamedTuple):
     """
@@ -135,11 +137,19 @@ def after_commit(session: AnySession, hint: Callable[[], None]) -> None:
 
 def _committed(session: Session) -> None:
     # The end of a savepoint is no commit yet.
-    if session.in_nested_transaction():
+    if session.in_nested_transaction() or IN_BLOCK in session.info:
         return
     waiting: set[Callable[[], None]] = session.info.get("duly", set())
     while waiting:
         waiting.pop()()
+
+
+def commit_hints(session: Session) -> set[Callable[[], None]]:
+    """
+    Return what is to be called once a handler's block is committed.
+    """
+    hints: set[Callable[[], None]] = session.info.pop("duly", set())
+    return hints
 
 
 def _own(session: AnySession) -> AnySession:

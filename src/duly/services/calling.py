@@ -22,6 +22,7 @@ from duly.outcome import Raised
 from duly.services.children import START_S, Children, call_of
 from duly.services.stragglers import Stragglers, time_over
 from duly.services.threads import Threads
+from duly.services.transactions import begin_transaction
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -66,6 +67,7 @@ class Caller:
         self._middleware = middleware
         self._spawn = spawn
         self._settle = settle
+        self._transact = partial(begin_transaction, running)
         self._threads = Threads()
         self._children = Children()
 
@@ -97,7 +99,7 @@ class Caller:
         args, kwargs = self._begin(run, envelope)
         # Nothing that its context holds leads back to the run: that would leave it to the collector.
         report = partial(self._progress, lease, handler)
-        run.job = job = CurrentJob(lease, envelope.context or {}, run.deadline_s, report)
+        run.job = job = CurrentJob(lease, envelope.context or {}, run.deadline_s, report, self._transact)
         CURRENT.set(job)
         if self._hooks.start:
             await self._hooks.tell("start", job)
@@ -114,7 +116,7 @@ class Caller:
         args, kwargs = self._begin(run, envelope)
         interrupt = run.interrupt
         report = self._report_from_thread(lease, handler)
-        run.job = job = CurrentJob(lease, envelope.context or {}, run.deadline_s, report)
+        run.job = job = CurrentJob(lease, envelope.context or {}, run.deadline_s, report, self._transact)
         if self._hooks.start:
             await self._hooks.tell("start", job)
             if run.stopped:

@@ -16,13 +16,15 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from duly.codec import Unreadable, decode
 from duly.context import CURRENT, CurrentJob
+from duly.errors import Unsupported
 from duly.failure import error_document, signature, traceback_of
 from duly.job import JobKey, Lane, Lease
 from duly.outcome import Bury, Retry, Snooze, Unstorable
@@ -338,13 +340,22 @@ def _serve(module: str, qualname: str, pipe: Connection, limits: Limits) -> None
             call.due_ms,
             call.payload,
         )
-        job = CurrentJob(lease, call.context, time.monotonic() + call.remaining_s, report)
+        deadline_s = time.monotonic() + call.remaining_s
+        job = CurrentJob(lease, call.context, deadline_s, report, partial(_refuse_transaction, handler))
         # Nothing that one run has set is there in the next.
         answer = msgspec.json.encode(run_context(lease).run(_run, handler, lease.payload, job))
         try:
             pipe.send_bytes(answer)
         except OSError:
             return
+
+
+def _refuse_transaction(handler: Handler[..., Any], job: CurrentJob) -> NoReturn:
+    if handler.run_in == "process":
+        why = 'a handler with run_in="process" has no way to the record of its worker'
+    else:
+        why = "a job that has crashed runs in a process of its own, which has no way to the record"
+    raise Unsupported(f'{job.topic}/{job.id}: {why}: for current_job().transaction() say run_in="thread"')
 
 
 def _end_with_parent() -> None:

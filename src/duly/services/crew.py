@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from duly.job import Lease
     from duly.middleware import Middleware
     from duly.record.outcomes import Outcomes
+    from duly.record.transactionpools import TransactionPools
     from duly.record.upkeep import Upkeep
     from duly.services.protocols import CrewWorker, NewWorker
     from duly.services.service import Service
@@ -54,10 +55,12 @@ class Crew:
         middleware: Middleware | None = None,
         worker: NewWorker = Worker,
         outcomes: Outcomes | None = None,
+        transactions: TransactionPools | None = None,
         upkeep: Upkeep | None = None,
     ) -> None:
         """
-        Prepare: with a record, *outcomes* are told to it, and its *upkeep* is done beside the work.
+        Prepare: with a record, *outcomes* are told to it, its *upkeep* is done beside the work, and handlers
+        have *transactions* on its database.
         """
         self.store = store = make_store()
         self.pulse = Pulse()
@@ -76,7 +79,7 @@ class Crew:
             tracebacks=tracebacks,
             middleware=middleware,
         )
-        self.worker.running.report_to(hooks.meter, outcomes)
+        self.worker.running.report_to(hooks.meter, outcomes, transactions)
         self._outcomes = outcomes
         self._upkeep = upkeep
         # It beats each third of a lease.  Leases that others extend as often do not run out in half of one.

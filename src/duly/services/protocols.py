@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from duly.metrics import Metrics
     from duly.middleware import Middleware
     from duly.record.outcomes import Outcomes
+    from duly.record.transactionpools import TransactionPools
     from duly.services.outlook import Outlook
     from duly.store import Store
 
@@ -36,9 +37,14 @@ class RunningJobs(Protocol):
         """
         ...
 
-    def report_to(self, meter: Metrics | None, outcomes: Outcomes | None) -> None:
+    def report_to(
+        self,
+        meter: Metrics | None,
+        outcomes: Outcomes | None,
+        transactions: TransactionPools | None = None,
+    ) -> None:
         """
-        Have runs counted by *meter* and their outcomes told to the record, where there are such.
+        Have runs counted by *meter*, and told or committed to the record, where there are such.
         """
         ...
 

@@ -20,12 +20,13 @@ from duly.store import Want
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from duly.context import CurrentJob
+    from duly.context import Committed, CurrentJob
     from duly.handlers import Handler
     from duly.job import Lease
     from duly.metrics import Metrics
     from duly.outcome import Outcome
     from duly.record.outcomes import Outcomes
+    from duly.record.transactionpools import TransactionPools
 
 Why = Literal["", "lost", "timeout", "drain"]
 
@@ -97,6 +98,13 @@ class Run:
         """
         self.start_ms = round((time.monotonic() - self.sent_s + seconds) * 1000)
 
+    @property
+    def committed(self) -> Committed | None:
+        """
+        The ending of the job, if its handler has committed it to the record.
+        """
+        return None if self.job is None else self.job.committed
+
     def held(self) -> Lease:
         """
         The lease as it is to be extended: the server counts the time to run from the claim.
@@ -137,6 +145,7 @@ class Running:
         self._of_topic: dict[str, int] = {}
         self.meter: Metrics | None = None
         self.outcomes: Outcomes | None = None  #: where the record is told, if there is one
+        self.transactions: TransactionPools | None = None  #: for handlers, if there is a record
         self._told: list[asyncio.Future[None]] = []  #: who waits for any change
         self._room: asyncio.Future[None] | None = None
         self._room_from = 0  #: so many free slots are room, too
@@ -144,11 +153,16 @@ class Running:
     def __len__(self) -> int:
         return len(self.runs)
 
-    def report_to(self, meter: Metrics | None, outcomes: Outcomes | None) -> None:
+    def report_to(
+        self,
+        meter: Metrics | None,
+        outcomes: Outcomes | None,
+        transactions: TransactionPools | None = None,
+    ) -> None:
         """
-        Have runs counted by *meter* and their outcomes told to the record, where there are such.
+        Have runs counted by *meter*, and told or committed to the record, where there are such.
         """
-        self.meter, self.outcomes = meter, outcomes
+        self.meter, self.outcomes, self.transactions = meter, outcomes, transactions
         if outcomes is not None:
             outcomes.room = self.tell_all
 
@@ -238,20 +252,20 @@ class Running:
             self.free_slot(run)
         if self.meter is not None:
             self.meter.ended(run)
-        if self.outcomes is not None and run.verb in _STORED:
-            self.outcomes.put(self._ended(run))
+        if self.outcomes is not None and run.verb in _STORED and run.committed is None:
+            self.outcomes.put(self.ended_run(run, run.verb, run.outcome))
         if self.runs.get(run.member) is run:
             del self.runs[run.member]
         if self._told:
             self.tell()
 
-    def _ended(self, run: Run) -> EndedRun:
+    def ended_run(self, run: Run, verb: str, ending: Outcome | None) -> EndedRun:
         """
-        What the record is told of a run whose outcome is stored.
+        Describe to the record a run that ends now, or whose outcome was just stored.
         """
         lease = run.lease
         counted, state, outcome = 1, JobState.scheduled, b""
-        match run.outcome:
+        match ending:
             case Ack(result):
                 state, outcome = JobState.succeeded, result
             case Buried(error):
@@ -264,7 +278,7 @@ class Running:
             lease.key,
             lease.revision,
             lease.token,
-            run.verb,
+            verb,
             state,
             lease.attempt,
             lease.attempt - 1 + counted,

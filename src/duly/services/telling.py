@@ -8,7 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from duly.codec import Unreadable
-from duly.logs import BRIEF, about, describe_document
+from duly.logs import BRIEF, about, describe, describe_document
 from duly.outcome import Buried, Planned, Raised, cause_of
 from duly.services.children import ChildError
 
@@ -37,6 +37,37 @@ def tell_successes(runs: Iterable[Run], worker: str) -> None:
             *(lease.key, lease.attempt, late_ms, took_ms),
             extra=about(lease, worker) | {"lateness_ms": late_ms, "duration_ms": took_ms},
         )
+
+
+def tell_after_commit(run: Run, answer: object, worker: str) -> None:
+    """
+    Say what a handler did after its transaction had ended the job: it changes nothing any more.
+    """
+    error = answer.exc if isinstance(answer, Raised) else answer
+    if run.stopped in ("lost", "drain"):
+        what, error = "was stopped", None
+    elif isinstance(error, BaseException):
+        what = f"failed: {describe(error)}"
+    elif answer is None or _is_result(run, answer):
+        return
+    else:
+        what = "returned another result than was given in its block, with set_result(), which counts"
+    log.warning(
+        "%s has succeeded with its transaction; after it, the handler %s",
+        *(run.lease.key, what),
+        exc_info=error if isinstance(error, BaseException) else None,
+        extra=about(run.lease, worker) | BRIEF,
+    )
+
+
+def _is_result(run: Run, answer: object) -> bool:
+    """
+    Return whether a handler returned what it had given inside its block.
+    """
+    try:
+        return run.committed is not None and run.handler.encode_result(answer) == run.committed.result
+    except Exception:  # noqa: BLE001  # encoders are users' code
+        return False
 
 
 def tell_release(run: Run, worker: str) -> None:

@@ -28,7 +28,7 @@ from duly.services.outbox import Outbox
 from duly.services.running import Run, Running
 from duly.services.saving import give_back, save
 from duly.services.stragglers import time_over
-from duly.services.telling import tell_failure, tell_release, tell_successes
+from duly.services.telling import tell_after_commit, tell_failure, tell_release, tell_successes
 
 if TYPE_CHECKING:
     import contextvars
@@ -217,7 +217,11 @@ class Worker:
         Decide what becomes of a job and have it stored, by a task that its handler never knew.
         """
         try:
-            if run.stopped == "lost":
+            committed = run.committed
+            if committed is not None:
+                tell_after_commit(run, answer, self.name)
+                answer = committed.value
+            elif run.stopped == "lost" or (run.job is not None and run.job.fenced):
                 self._lose(run)
                 self._end(run)
                 return
@@ -225,7 +229,7 @@ class Worker:
                 # The store is closed: what could not be stored by now is left to its lease.
                 self._end(run)
                 return
-            if run.stopped == "drain":
+            if run.stopped == "drain" and committed is None:
                 self._spawn(self._save(run, answer, None))
                 return
             run.outcome = outcome = self._decide(run, envelope, answer)
@@ -242,7 +246,7 @@ class Worker:
     async def _save(self, run: Run, answer: object, outcome: Outcome | None) -> None:
         try:
             if not await save(self._store, run, outcome, self.name):
-                self._lose(run)
+                self._lose_unless_committed(run)
             elif outcome is None:
                 tell_release(run, self.name)
             else:
@@ -267,7 +271,7 @@ class Worker:
         if word == b"ok":
             run.verb = "acked"
         else:
-            self._lose(run)
+            self._lose_unless_committed(run)
         self._end(run)
 
     def _end(self, run: Run) -> None:
@@ -275,6 +279,8 @@ class Worker:
         self.finished += 1
 
     def _decide(self, run: Run, envelope: Envelope, answer: object) -> Outcome:
+        if run.committed is not None:
+            return Ack(run.committed.result)
         if answer is None:
             # As of most handlers.
             return _DONE
@@ -290,6 +296,20 @@ class Worker:
         )
         if self._hooks.lease_lost and run.job:
             self._spawn(self._hooks.tell("lease_lost", run.job))
+
+    def _lose_unless_committed(self, run: Run) -> None:
+        """
+        Note that the store did not take an outcome; where the record has it, the job has succeeded.
+        """
+        if run.committed is None:
+            self._lose(run)
+            return
+        run.verb = "acked"
+        log.info(
+            "the lease on %s ran out before its end was stored; the record has it",
+            run.lease.key,
+            extra=about(run.lease, self.name),
+        )
 
     def _tell(self, run: Run, answer: object, outcome: Outcome) -> None:
         if isinstance(outcome, Ack):

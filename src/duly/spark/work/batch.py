@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from duly.job import Lease
     from duly.metrics import Metrics
     from duly.record.outcomes import Outcomes
+    from duly.record.transactionpools import TransactionPools
     from duly.services.threads import Threads
     from duly.store import Finish
 
@@ -49,7 +50,12 @@ class Held:
     def __len__(self) -> int:
         return len(self._leases)
 
-    def report_to(self, meter: Metrics | None, outcomes: Outcomes | None) -> None:
+    def report_to(
+        self,
+        meter: Metrics | None,
+        outcomes: Outcomes | None,
+        transactions: TransactionPools | None = None,
+    ) -> None:
         """
         Do nothing: batches are not measured job by job, and the record reads their outcomes from the events.
         """
