@@ -228,7 +228,7 @@ async def test_a_run_that_is_stopped_during_its_commit_has_succeeded(app, effect
 
 
 SLOW = {
-    "sqlite": "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000000) "
+    "sqlite": "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000000) "
     "SELECT count(*) FROM n",
     "postgresql": "SELECT pg_sleep(5)",
     "mysql": "SELECT sleep(5)",
@@ -236,11 +236,12 @@ SLOW = {
 
 
 async def test_a_statement_that_is_cancelled_leaves_nothing_behind(app, effects, migrated_url):
-    @app.handler("mail", ttr=0.3, max_attempts=1)
+    @app.handler("mail", max_attempts=1)
     async def mail() -> None:
         async with current_job().transaction() as session:
             await add(session)
-            await session.execute(text(SLOW[session.get_bind().dialect.name]))
+            async with asyncio.timeout(0.05):
+                await session.execute(text(SLOW[session.get_bind().dialect.name]))
 
     async with working(app):
         job = await app.enqueue("mail", {}, id="a")

@@ -31,7 +31,9 @@ def connect(*args: Any, **options: Any) -> aiosqlite.Connection:
         import aiosqlite  # noqa: PLC0415  # only where the record is kept by SQLite
         from aiosqlite.core import _connection_worker_thread as run_calls  # noqa: PLC0415  # as above
 
-    connection = aiosqlite.connect(*args, **options)
+        from duly.record.sqliteconnection import SqliteConnection  # noqa: PLC0415  # as above
+
+    connection = aiosqlite.connect(*args, **options | {"factory": SqliteConnection})
     inside: Any = connection  # nothing of it is public: where its calls wait, and where they run
     if patched_by() is None:
         inside._thread.daemon = True  # noqa: SLF001  # as SQLAlchemy has it
