@@ -144,10 +144,10 @@ check: setup ## Lint, check format, types, import directions and script headers
 	$(BIN)/lint-imports
 	$(BIN)/pytest -q tests/unit/test_scripts.py
 
-# Half of a test's time is spent waiting, so two files run side by side; what kills processes under load and looks at
-# the clock runs by itself.  Each part may be empty (exit code 5), when ARGS choose tests of the other.
+# Half of a test's time is spent waiting, so three files run side by side on two cores; what kills processes under load
+# and looks at the clock runs by itself.  Each part may be empty (exit code 5), when ARGS choose tests of the other.
 PYTEST := $(BIN)/pytest -q
-SIDE_BY_SIDE := -n 2 --dist loadfile
+SIDE_BY_SIDE := -n 3 --dist loadfile
 
 test: setup ## Run the tests, without the long ones (ARGS='-k claim' for some of them)
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not alone and not long" $(ARGS) || [ $$? = 5 ]
