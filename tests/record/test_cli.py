@@ -69,6 +69,26 @@ def test_tables_are_made_and_checked(duly, record_url):
     )
 
 
+def test_the_status_says_what_was_brought_back_and_what_waits(duly, migrated_url, namespace, valkey):
+    where = ("--record", migrated_url, "--namespace", namespace)
+    assert "no queue has used this record yet\n" == duly("record", "status", *where)[1]
+    queue = ("--url", valkey.url, *where)
+    assert 0 == duly("enqueue", "mail", "{}", "--delay", "2d", *queue)[0]
+    code, out, _ = duly("record", "status", *where, "--json")
+    told = msgspec.json.decode(out)
+    assert (0, 1, [], 1, False) == (
+        code,
+        told["generation"]["number"],
+        told["brought_back"],
+        told["waiting"],
+        told["led"],
+    )
+    said = duly("record", "status", *where)[1].splitlines()
+    assert said[0].startswith("generation 1 since ")
+    assert ["waiting to be brought: 1 job"] == said[1:2]
+    assert "start a worker" in said[2]
+
+
 def test_partitions_are_listed(duly, migrated_url):
     code, out, _ = duly("record", "partitions", "--record", migrated_url, "--json")
     lines = [msgspec.json.decode(line) for line in out.splitlines()]

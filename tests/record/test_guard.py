@@ -494,6 +494,43 @@ async def test_while_the_database_is_away_the_setting_says_whether_work_goes_on(
             await guard.agree()
 
 
+async def test_a_silent_database_holds_up_nobody_who_has_asked_before(database, queue, guard, monkeypatch):
+    await guard.agree()
+    read, answered = database.read, asyncio.Event()
+
+    async def silent(work):
+        await answered.wait()
+        return await read(work)
+
+    monkeypatch.setattr(database, "read", silent)
+    monkeypatch.setattr("duly.record.guard.ASKED_FOR_S", 0.05)
+    for _ in range(3):
+        async with asyncio.timeout(10):
+            await guard.agree()
+    asked = guard._asked
+    answered.set()
+    await guard.agree()
+    assert guard._asked is not asked, "it was asked anew: what was asked long ago may be over"
+
+
+async def test_what_is_committed_while_no_approval_counts_is_brought_at_once(
+    database, queue, guard, monkeypatch, caplog
+):
+    """
+    Where no worker runs, nobody renews it.
+    """
+    monkeypatch.setattr("duly.record.guard.APPROVED_MS", 0)
+    await guard.agree()
+    new = due(queue.namespace, "a", hydrated=0, relay_ms=now_ms())
+    await write_rows(database, new)
+    monkeypatch.setattr("duly.record.guard.APPROVED_MS", 60_000)
+    relay = Relay(database, queue, horizon_ms=HOUR_MS, generation=guard.known, agree=guard.agree)
+    assert await relay.push([JobRow(**new)])
+    await relay.settle()
+    assert [] == [each for each in caplog.records if each.name == "duly.relay"]
+    assert ["a"] == [lease.key.id for lease in await claim(queue)]
+
+
 async def test_while_the_database_is_away_another_life_of_the_server_is_not_approved(
     database, queue, guard, own_server, monkeypatch
 ):

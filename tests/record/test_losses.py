@@ -16,8 +16,10 @@ import redis
 from duly import Duly
 from duly.errors import DulyError
 from duly.job import JobState
+from duly.record.bringback import BringBack
+from duly.record.status import status_of
 from tests.eventually import eventually
-from tests.record.kit import HOUR_MS, change_row, now_ms, read_rows
+from tests.record.kit import HOUR_MS, change_row, now_ms, read_rows, row, write_rows
 from tests.record.working import working
 from tests.servers import Server, binary
 
@@ -223,6 +225,56 @@ async def test_two_losses_one_after_the_other(migrated_url, namespace):
         loser.lose(0.3)
         await note_for(loser, 1.0)
         loser.lose(0.5)
+
+
+MANY = [pytest.param(5_000, id="5000"), pytest.param(100_000, id="100000", marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize("migrated_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("many", MANY)
+async def test_what_is_due_now_starts_before_all_that_was_lost_is_back(
+    migrated_url, valkey, namespace, many, monkeypatch
+):
+    ran: list[str] = []
+    async with Duly(valkey.url, namespace=namespace, record=migrated_url) as app:
+
+        @app.handler("mail")
+        async def mail(to: str) -> None:
+            ran.append(to)
+
+        await app.enqueue("mail", {"to": "first"}, id="first", delay=3600)
+        record = await app.record()
+        await record.settle()
+        moment = now_ms()
+        rows = [row(namespace, f"{at}", due_ms=moment + HOUR_MS + at) for at in range(many)]
+        for at in range(0, many, 1_000):
+            await write_rows(record.database, *rows[at : at + 1_000])
+        old = row(namespace, "old", due_ms=moment - 1_000, payload=b'{"to":"old"}')
+        await write_rows(record.database, old)
+        await (await app.store()).link.call("FLUSHALL")
+        back, paused = BringBack.run_once, asyncio.Event()
+
+        async def first_pages_only(self: BringBack) -> int:
+            [progress] = await self.pending() or [None]
+            if progress is not None and progress.brought >= 1_000:
+                await paused.wait()
+            return await back(self)
+
+        monkeypatch.setattr(BringBack, "run_once", first_pages_only)
+        async with working(app):
+            await app.enqueue("mail", {"to": "new"}, id="new")
+            await eventually(lambda: {"old", "new"} <= set(ran), 30)
+            told = await asyncio.to_thread(status_of, migrated_url, namespace)
+            [progress] = told["brought_back"]
+            assert (False, True) == (progress["done"], progress["jobs"] <= 1_500)
+            paused.set()
+
+            async def all_back() -> None:
+                told = await asyncio.to_thread(status_of, migrated_url, namespace)
+                assert (True, many + 2) == (told["brought_back"][0]["done"], told["brought_back"][0]["jobs"])
+
+            await eventually(all_back, 120)
+        assert not (await record.reconcile(apply=False)).found
 
 
 def test_the_server_loses_what_it_is_told_to_lose():

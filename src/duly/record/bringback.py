@@ -85,13 +85,22 @@ class BringBack:
         generation = self._generation()
         if generation is None or not self._leads():
             return 0
-        pending = await self._database.read(partial(progress_of, namespace=self._store.namespace))
+        pending = await self.pending()
         if not pending:
             return 0
         if self._told != pending[0].generation:
             self._told = pending[0].generation
             log.warning("bringing back what the queue has lost: see `duly record status`")
         return await self._page(pending[0], generation)
+
+    async def pending(self) -> list[Progress]:
+        """
+        Return how far the generations have come whose rows are not all back, the newest first.
+
+        Raises:
+            RecordUnavailable: The database cannot be reached.
+        """
+        return await self._database.read(partial(progress_of, namespace=self._store.namespace))
 
     async def _page(self, progress: Progress, generation: int) -> int:
         read_ms = self._clock.now().floor_ms

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from duly.errors import RecordUnavailable, ServerUnsuitable, StoreUnavailable
 from duly.feed import EventsLost, Feed
+from duly.loops import start_beside
 from duly.record.crashpoints import crash_point
 from duly.record.generations import first_generation, has_rows, last_generations, next_generation, renew
 from duly.record.keys import KeptKeys
@@ -34,6 +35,7 @@ SETTLE_S = 1.0
 APPROVED_MS = 2_000  #: how long an approval lasts: so long a server that was replaced may go on
 RENEWED_MS = 1_200  #: it is renewed when less than this is left of it
 EVERY_S = 0.4
+ASKED_FOR_S = 0.5  #: how long a silent database is waited for
 #: A server that was replaced counts again, once it was compared, if no other was approved for so long.
 SILENT_S = 5.0
 
@@ -71,6 +73,7 @@ class Guard:
         self._keys = KeptKeys(database, store.namespace)
         self._one_at_a_time = asyncio.Lock()
         self._alone = False
+        self._asked: asyncio.Task[list[Generation]] | None = None
         self._seen = (0, 0)  #: how often the newest generation was renewed
         self._seen_s = 0.0  #: when that was something else for the last time
 
@@ -131,7 +134,7 @@ class Guard:
                 log.warning("another server answers than the one that was compared: comparing again")
             crash_point("guard.approved")
             self._current = generation
-        if before != generation:
+        if before is None or before.number != generation.number:
             self._hint()
 
     def _holds(self, lives: Sequence[Life]) -> bool:
@@ -145,7 +148,7 @@ class Guard:
         The generation that these servers belong to, once they were compared; None to look again.
         """
         try:
-            found = await self._database.read(partial(last_generations, namespace=self._store.namespace))
+            found = await self._ask()
         except RecordUnavailable:
             if not (self._works_alone and self._holds(lives)):
                 raise
@@ -176,6 +179,29 @@ class Guard:
         if seen != self._seen:
             self._seen, self._seen_s = seen, time.monotonic()
         return time.monotonic() - self._seen_s < SILENT_S
+
+    async def _ask(self) -> list[Generation]:
+        """
+        Ask for the last generations; a process that has asked before does not wait for a silent database.
+
+        Raises:
+            RecordUnavailable: It cannot be reached, or has not answered yet.
+        """
+        read = partial(last_generations, namespace=self._store.namespace)
+        if self._current is None or not self._works_alone:
+            return await self._database.read(read)
+        while True:
+            is_new = self._asked is None or self._asked.done()
+            if self._asked is None or is_new:
+                self._asked = start_beside(self._database.read(read))
+            asked = self._asked
+            await asyncio.wait({asked}, timeout=ASKED_FOR_S)
+            if not asked.done():
+                raise RecordUnavailable(f"the record has not answered for {ASKED_FOR_S} s")
+            if is_new:
+                return asked.result()
+            # An answer from before this call: another server may count since.
+            _ = asked.cancelled() or asked.exception()
 
     def _check_record(self, newest: Generation, lives: Sequence[Life]) -> None:
         if any(life.record_id not in ("", newest.record_id) for life in lives):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,7 +27,7 @@ from duly.record.unbrought import to_bring
 from duly.store import Promise, unsound
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from sqlalchemy import Connection
 
@@ -146,8 +146,7 @@ class Relay:
         return len(given) == len(near)
 
     async def _push(self, rows: Sequence[JobRow], generation: int) -> Brought:
-        async with self._agreeing():
-            return await self._bring(rows, generation)
+        return await self._bring_agreed(rows, generation)
 
     async def bring(
         self, rows: Sequence[JobRow], generation: int, *, read_ms: int | None = None
@@ -160,17 +159,22 @@ class Relay:
         """
         return (await self._bring(rows, generation, read_ms)).offsets
 
-    @asynccontextmanager
-    async def _agreeing(self) -> AsyncIterator[None]:
+    async def _bring_agreed(
+        self, rows: Sequence[JobRow], generation: int, read_ms: int | None = None
+    ) -> Brought:
         """
-        Have a queue that refuses rows compared with the record.
+        Tell Redis of rows; one that refuses them is compared with the record first, or approved again.
         """
         try:
-            yield
+            return await self._bring(rows, generation, read_ms)
         except StoreUnavailable as error:
-            if unsound(error) and self._agree is not None:
-                await self._agree()
-            raise
+            if not unsound(error) or self._agree is None:
+                raise
+            await self._agree()
+            if self._generation() != generation:
+                # What these rows say may be over: they are to be read again.
+                raise
+        return await self._bring(rows, generation, read_ms)
 
     async def _bring(self, rows: Sequence[JobRow], generation: int, read_ms: int | None = None) -> Brought:
         """
@@ -291,8 +295,7 @@ class Relay:
         crash_point("relay.selected")
         if not rows:
             return 0
-        async with self._agreeing():
-            given, offsets = await self._bring(rows, generation, read_ms)
+        given, offsets = await self._bring_agreed(rows, generation, read_ms)
         crash_point("relay.hydrated")
 
         def work(connection: Connection) -> None:

@@ -6,6 +6,7 @@ Most runs are none: what was promised in this generation, and runs for the first
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextlib import suppress
 from functools import partial
@@ -13,12 +14,13 @@ from typing import TYPE_CHECKING
 
 from duly.errors import JobNotFound, LeaseLost, RecordUnavailable
 from duly.job import JobState
+from duly.loops import start_beside
 from duly.record.stored import find
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from duly.job import Lease
+    from duly.job import JobKey, Lease
     from duly.record.database import Database
     from duly.record.guard import Guard
     from duly.record.relay import Relay
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from duly.store import Store
 
 log = logging.getLogger("duly.record")
+
+ASKED_FOR_S = 2.0  #: how long a silent database is waited for
 
 
 class StartCheck:
@@ -54,7 +58,7 @@ class StartCheck:
             return list(leases)
         keys = [lease.key for lease in doubtful]
         try:
-            rows = await self._database.read(partial(find, namespace=self._store.namespace, keys=keys))
+            rows = await self._read(keys)
         except RecordUnavailable:
             current = self._guard.current
             if self._works_alone and current is not None and not current.lost:
@@ -67,6 +71,15 @@ class StartCheck:
             if lease.key in over:
                 await self._settle(lease, over[lease.key])
         return [lease for lease in leases if lease.key not in over]
+
+    async def _read(self, keys: Sequence[JobKey]) -> dict[JobKey, JobRow]:
+        asked = start_beside(self._database.read(partial(find, namespace=self._store.namespace, keys=keys)))
+        # Its answer may come when nobody waits for it any more.
+        asked.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.wait({asked}, timeout=ASKED_FOR_S)
+        if not asked.done():
+            raise RecordUnavailable(f"the record has not answered for {ASKED_FOR_S} s")
+        return asked.result()
 
     def _may_repeat(self, lease: Lease) -> bool:
         current = self._guard.current
