@@ -307,7 +307,7 @@ class Slow(sqlite3.Connection):
         closed.set()
 
 make = sqlite3.connect
-sqlite3.connect = lambda *args, **options: make(*args, **options, factory=Slow)
+sqlite3.connect = lambda *args, **options: make(*args, **options | {"factory": Slow})
 
 async def use():
     database = Database(url)
