@@ -33,11 +33,11 @@ class Turn:
         self.store, self._write, self.before = record.store, record.database.write, None
         record.database.write = self._after
 
-    async def _after(self, work):
+    async def _after(self, work, **options):
         if self.before:
             before, self.before = self.before, None
             await before()
-        return await self._write(work)
+        return await self._write(work, **options)
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ async def across(app, count=1, *, marked=True):
         if marked:
             await record.database.write(
                 lambda connection, row=brought: mark(
-                    connection, row.namespace, [(row.key, row.revision)], record.generation()
+                    connection, row.namespace, [(row.key, row.revision)], record.generation(), {}
                 )
             )
 

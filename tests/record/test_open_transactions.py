@@ -325,7 +325,7 @@ async def test_marks_pass_over_locked_rows(database, namespace, sessions):
     async with sessions() as session:
         await lock(session, namespace, "held")
         async with asyncio.timeout(10):
-            await database.write(lambda connection: mark(connection, namespace, given, 1))
+            await database.write(lambda connection: mark(connection, namespace, given, 1, {}))
         found = await rows_of(database)
         assert (None, held.relay_ms) == (found["free"].relay_ms, found["held"].relay_ms)
 

@@ -309,11 +309,12 @@ async def test_a_direct_url_hears_what_is_committed_through_a_pooler(valkey, nam
         database = Database(Target(through, listen=direct))
         task, heard = await heard_of(database, namespace)
         async with Duly(valkey.url, namespace=namespace, record=through, record_listen=direct) as app:
-            with create_engine(named(through, "psycopg2")).connect() as connection:
-                await app.enqueue("mail", 1, session=connection)
-                connection.commit()
-                connection.detach()
-                await eventually(lambda: len(heard) > 1)
+            engine = create_engine(named(through, "psycopg2"))
+            with Session(engine) as session:
+                await app.enqueue("mail", 1, session=session)
+                session.commit()
+            engine.dispose()
+            await eventually(lambda: len(heard) > 1)
         task.cancel()
         await asyncio.wait([task])
         await database.aclose()

@@ -23,7 +23,7 @@ from duly.job import JobKey, JobState
 from duly.record.mending import rows_of
 from duly.record.reconcile import Reconciler
 from duly.record.schema import migrate
-from duly.record.tables import api_keys, attempts, generations, jobs, positions
+from duly.record.tables import jobs, metadata
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -77,7 +77,7 @@ def _app(rig: Rig, url: str, namespace: str) -> Duly:
 
 
 def _forget(connection: Connection, app: Duly) -> None:
-    for table in (jobs, attempts, positions, generations, api_keys):
+    for table in metadata.sorted_tables:
         connection.execute(delete(table).where(table.c.namespace == app.settings.namespace))
 
 

@@ -23,7 +23,8 @@ def raise_watermarks(connection: Connection, namespace: str, offsets: Mapping[in
     Note how far the events of shards had come when they were told what this transaction marks.
     """
     columns = watermarks.c
-    known = set(connection.scalars(select(columns.shard).where(columns.namespace == namespace)))
+    found = connection.execute(select(columns.shard).where(columns.namespace == namespace))
+    known = {shard for (shard,) in found}
     for shard in sorted(
         offsets
     ):  # in one order everywhere, so that two transactions never wait for each other
