@@ -66,7 +66,9 @@ async def _recorded(rig: Rig, url: str) -> AsyncIterator[Rig]:
         try:
             yield Rig(app)
         finally:
-            await (await app.record()).database.write(partial(_forget, app=app))
+            record = await app.record()
+            await record.settle()
+            await record.database.write(partial(_forget, app=app))
 
 
 def _app(rig: Rig, url: str, namespace: str) -> Duly:

@@ -251,5 +251,7 @@ class WholeRecord(Record):
         """
         await self.settle()
         await self.upkeep.aclose()
+        await self._check.aclose()
+        await self.guard.aclose()
         await self.transactions.aclose()
         await super().aclose()

@@ -137,6 +137,14 @@ class Guard:
         if before is None or before.number != generation.number:
             self._hint()
 
+    async def aclose(self) -> None:
+        """
+        Wait no longer for what the database was asked.
+        """
+        if self._asked is not None and self._asked.get_loop() is asyncio.get_running_loop():
+            self._asked.cancel()
+            await asyncio.wait({self._asked})
+
     def _holds(self, lives: Sequence[Life]) -> bool:
         """
         Return whether the servers are those that were approved last, here or by another process.

@@ -45,6 +45,17 @@ class StartCheck:
         self._guard = guard
         self._relay = relay
         self._works_alone = works_alone
+        self._asked: set[asyncio.Task[dict[JobKey, JobRow]]] = set()  #: what the database has still to answer
+
+    async def aclose(self) -> None:
+        """
+        Wait no longer for what the database was asked.
+        """
+        here = {task for task in self._asked if task.get_loop() is asyncio.get_running_loop()}
+        for task in here:
+            task.cancel()
+        if here:
+            await asyncio.wait(here)
 
     async def startable(self, leases: Sequence[Lease]) -> list[Lease]:
         """
@@ -75,11 +86,16 @@ class StartCheck:
     async def _read(self, keys: Sequence[JobKey]) -> dict[JobKey, JobRow]:
         asked = start_beside(self._database.read(partial(find, namespace=self._store.namespace, keys=keys)))
         # Its answer may come when nobody waits for it any more.
-        asked.add_done_callback(lambda task: task.cancelled() or task.exception())
+        self._asked.add(asked)
+        asked.add_done_callback(self._answered)
         await asyncio.wait({asked}, timeout=ASKED_FOR_S)
         if not asked.done():
             raise RecordUnavailable(f"the record has not answered for {ASKED_FOR_S} s")
         return asked.result()
+
+    def _answered(self, asked: asyncio.Task[dict[JobKey, JobRow]]) -> None:
+        self._asked.discard(asked)
+        _ = asked.cancelled() or asked.exception()
 
     def _may_repeat(self, lease: Lease) -> bool:
         current = self._guard.current
