@@ -678,6 +678,10 @@ class StoreMachine(RuleBasedStateMachine):
         # What is put back in the first pass may show in the counters of the second.
         passes = [self.do(auditor.run_pass()) for _ in range(4)]
         assert 0 == passes[-1]
+        for row in self.model.in_state(JobState.ready):
+            if row.is_late(self.model.now):
+                # A claim finds it, too, but a topic may have none.
+                self.model.end(row, JobState.cancelled, b'{"type":"expired"}')
 
     def _damage(self, kind: int, data: st.DataObject) -> None:
         model, fixed = self.model, self.store.keys[0].fixed
